@@ -40,7 +40,8 @@ func TestMutantsRingB(t *testing.T) {
 	const bound = 60
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.IgnoreGeneration, mutant.ActiveWithoutAck, mutant.SendStaleBinding, mutant.ReuseAddress, mutant.KeepMovedFloating,
-		mutant.AttachTwice, mutant.KeepAttachmentGeneration, mutant.ReleaseAttachedDisk, mutant.ReleaseDeletedEarly, mutant.MoveUnflushed, mutant.FenceEarly} {
+		mutant.AttachTwice, mutant.KeepAttachmentGeneration, mutant.ReleaseAttachedDisk, mutant.ReleaseDeletedEarly, mutant.MoveUnflushed, mutant.FenceEarly,
+		mutant.CountSharedPoolTwice, mutant.FlattenEarly} {
 		t.Run(name, func(t *testing.T) {
 			mutant.Set(name)
 			for seed := range uint64(bound) {

@@ -22,6 +22,8 @@ var happened = []string{
 	"volumes created", "volumes deleted", "volumes attached", "volumes detached", "volumes made", "volumes opened", "volumes deleted on hosts",
 	"snapshots created", "snapshots begun", "snapshots complete", "snapshots interrupted", "snapshots deleted", "volumes made from snapshots",
 	"volumes moved", "RBD images made", "RBD images opened", "RBD images deleted",
+	"shared volumes made", "shared volumes opened", "shared volumes deleted", "shared volumes moved",
+	"volumes flattened", "scheduled snapshots",
 }
 
 // TestRingB runs ring (b) with one seed after the other, for 20 seconds or for TRIVET_SIM_SECONDS, and fails at the

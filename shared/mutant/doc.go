@@ -54,7 +54,7 @@ const (
 	DropNeededKey      = "drop-needed-key"      // an encrypted volume with snapshots is deleted, and its key with it: controlplane/compute/volume
 	SendKeyToAll       = "send-key-to-all"      // the host of a detached volume gets the volume's key: controlplane/compute/volume
 	KeepVolumeKey      = "keep-volume-key"      // the key of a deleted volume stays in the records: controlplane/compute/volume
-	FlattenEarly       = "flatten-early"        // a volume counts as independent of its image before its host has reported it as flattened: shared/cloud
+	FlattenEarly       = "flatten-early"        // a volume counts as independent of its image before its host has reported it as flattened: shared/cloud, controlplane/sim
 	FlattenOverlayOnly = "flatten-overlay-only" // flattening copies the data of the overlay but not of the image: nodeagent/volume
 	RecordIncomplete   = "record-incomplete"    // a volume counts as flattened although its file lacks a part of the image: nodeagent/volume
 	FenceWithoutBlock  = "fence-without-block"  // the attachment of a removed host ends although its QEMU can still write: nodeagent/volume
@@ -169,9 +169,9 @@ const (
 	AttachTwice              = "attach-twice"               // a volume that a VM has is attached to another VM: controlplane/compute/vm, controlplane/sim, shared/cloud
 	AttachUnflushed          = "attach-unflushed"           // a volume is attached again before its host has flushed it: controlplane/compute/vm, shared/cloud
 	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: controlplane/compute/vm, shared/cloud
-	MoveUnflushed            = "move-unflushed"             // a volume moves to another host before its former host has flushed it: shared/cloud, controlplane/compute/volume
+	MoveUnflushed            = "move-unflushed"             // a volume moves to another host before its former host has flushed it: shared/cloud, controlplane/compute/volume, controlplane/sim
 	AnyPoolID                = "any-pool-id"                // a volume of a shared pool moves to a host whose pool of the same name is another directory: controlplane/compute/volume
-	CountSharedPoolTwice     = "count-shared-pool-twice"    // each host counts the volumes of a shared pool on its own: controlplane/compute/volume
+	CountSharedPoolTwice     = "count-shared-pool-twice"    // each host counts the volumes of a shared pool on its own: controlplane/compute/volume, controlplane/sim
 	MoveDuringSnapshot       = "move-during-snapshot"       // a volume of a shared pool moves while its host copies it for a snapshot: controlplane/compute/volume
 	KeepAttachmentGeneration = "keep-attachment-generation" // an attachment does not increment the attachment generation: controlplane/compute/vm, controlplane/sim, shared/cloud
 	FlushUngranted           = "flush-ungranted"            // a host reports an attachment generation as flushed that was not granted yet: shared/cloud

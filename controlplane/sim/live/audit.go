@@ -36,6 +36,9 @@ type witness struct {
 	// snapshots has the records of snapshots. removed has those that were removed in the present revision.
 	snapshots map[cloud.SnapshotID]*cloud.Snapshot
 	removed   []*cloud.Snapshot
+	// scheduled has the intervals in which the schedule of a volume has created a snapshot: the ID of the volume, and the
+	// number of the interval.
+	scheduled map[string]bool
 	truth     truth
 }
 
@@ -44,8 +47,8 @@ func newAudit(f *fleet) *witness {
 		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
 		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
 		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f), volumes: newVolumeRecords(),
-		snapshots: map[cloud.SnapshotID]*cloud.Snapshot{},
-		truth:     truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[removal]bool{}},
+		snapshots: map[cloud.SnapshotID]*cloud.Snapshot{}, scheduled: map[string]bool{},
+		truth: truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[removal]bool{}},
 	}
 }
 
@@ -171,7 +174,7 @@ func (a *witness) change(e watch.Event) error {
 			return fmt.Errorf("the name %s is taken from %s for %s", parts[2], a.names[parts[2]], *id)
 		}
 		a.names[parts[2]] = *id
-	case "volume", "bound-volume":
+	case "volume", "bound-volume", "shared-pool":
 		return a.changeVolume(e, parts)
 	case "snapshot":
 		return a.changeSnapshot(e, parts)
@@ -267,8 +270,13 @@ func (a *witness) balance() error {
 			sums[on] = sums[on].Plus(vm.Spec.Need())
 		}
 	}
+	ofVolumes, err := a.countImageUses()
+	if err != nil {
+		return err
+	}
+	uses += ofVolumes
 	if len(a.names) != len(a.vms) || len(a.uses) != uses {
-		return fmt.Errorf("%d VMs have %d names; they use images %d times, of which %d are recorded", len(a.vms), len(a.names), uses, len(a.uses))
+		return fmt.Errorf("%d VMs have %d names; they and the volumes use images %d times, of which %d are recorded", len(a.vms), len(a.names), uses, len(a.uses))
 	}
 	for on, vms := range a.placed {
 		for id, p := range vms {
@@ -378,20 +386,6 @@ func (a *witness) overdue(now cloud.Time) string {
 		}
 	}
 	return ""
-}
-
-// final reports a violation if a host has destroyed a VM that still has a record.
-func (a *witness) final() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.truth.mu.Lock()
-	defer a.truth.mu.Unlock()
-	for r := range a.truth.removed {
-		id := r.vm
-		if vm := a.vms[id]; vm != nil && a.f.hostOf(vm.Node) == r.host {
-			a.f.fail("VM %s has a record, but its host was told to destroy it: %+v", id, vm)
-		}
-	}
 }
 
 // decode decodes the value of a record that package store has encoded: a version byte, then CBOR.

@@ -29,6 +29,14 @@ func (a *witness) changeSnapshot(e watch.Event, parts []string) error {
 	a.snapshots[id] = now
 	a.f.trace.Add("commit %d: snapshot %s is %s, deleted %t", e.KV.ModRevision, id, now.Status, now.Deleted)
 	switch {
+	case before == nil && now.Scheduled:
+		a.f.count("scheduled snapshots")
+		interval := fmt.Sprint(now.Volume, now.CreatedAt/snapshotEvery.Milliseconds())
+		if a.scheduled[interval] {
+			return fmt.Errorf("the schedule of volume %s creates snapshot %s in an interval in which it has created one", now.Volume, id)
+		}
+		a.scheduled[interval] = true
+		return nil
 	case before == nil:
 		return nil
 	case before.Deleted && !now.Deleted:
@@ -43,14 +51,14 @@ func (a *witness) changeSnapshot(e watch.Event, parts []string) error {
 	return nil
 }
 
-// addSnapshots adds the space of all snapshots in pools of hosts to sums. It checks that their volumes exist, and that
+// addSnapshots calls add with the space of each snapshot in a pool. It checks that their volumes exist, and that
 // hosts have no copies of the snapshots whose records were removed in this revision. If the volume was deleted in the
 // same revision, its host deletes the copies later.
-func (a *witness) addSnapshots(sums map[cloud.NodeID]uint64) error {
+func (a *witness) addSnapshots(add func(on cloud.NodeID, poolID string, gib uint64)) error {
 	removed := a.removed
 	a.removed = nil
 	for _, s := range removed {
-		if s.Pool != "" && a.volumes.all[s.Volume] != nil && a.f.hasSnapshot(s.Node, s) {
+		if s.Pool != "" && s.PoolID == "" && a.volumes.all[s.Volume] != nil && a.f.hasSnapshot(s.Node, s) {
 			return fmt.Errorf("the record of snapshot %s is removed, and its copy exists", s.ID)
 		}
 	}
@@ -60,7 +68,7 @@ func (a *witness) addSnapshots(sums map[cloud.NodeID]uint64) error {
 			return fmt.Errorf("snapshot %s is of volume %s, which has no record", id, s.Volume)
 		}
 		if s.Pool != "" {
-			sums[s.Node] += s.SizeGiB
+			add(s.Node, s.PoolID, s.SizeGiB)
 		}
 		if s.Group == "" || s.Status != cloud.SnapshotAvailable {
 			continue
@@ -81,6 +89,14 @@ func (a *witness) unsettledSnapshots() string {
 			return fmt.Sprintf("snapshot %s is %s: %+v", id, s.Status, s)
 		}
 	}
+	kept := map[cloud.VolumeID]int{}
+	for _, s := range a.snapshots {
+		if s.Scheduled && s.Status == cloud.SnapshotAvailable {
+			if kept[s.Volume]++; kept[s.Volume] > snapshotKeep {
+				return fmt.Sprintf("the schedule of volume %s keeps %d snapshots", s.Volume, kept[s.Volume])
+			}
+		}
+	}
 	for _, h := range a.f.hosts {
 		h.mu.Lock()
 		for volume, v := range h.volumes {
@@ -94,6 +110,18 @@ func (a *witness) unsettledSnapshots() string {
 		h.mu.Unlock()
 	}
 	return ""
+}
+
+// scheduledVolumes returns the IDs of the volumes with a schedule.
+func (a *witness) scheduledVolumes() (out []cloud.VolumeID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(a.volumes.all)) {
+		if _, ok := a.volumes.all[id].Schedule(); ok {
+			out = append(out, id)
+		}
+	}
+	return out
 }
 
 // snapshotIDs returns the IDs of all snapshots.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -14,6 +15,8 @@ import (
 type volumeRecords struct {
 	all   map[cloud.VolumeID]*cloud.Volume
 	bound map[cloud.NodeID]map[cloud.VolumeID]*node.Bound
+	// shared are the records of shared pools, by ID.
+	shared map[string]*volume.SharedPool
 	// opened has the last opening of each volume. It is guarded by truth.mu.
 	opened map[cloud.VolumeID]opening
 }
@@ -28,6 +31,7 @@ type opening struct {
 func newVolumeRecords() *volumeRecords {
 	return &volumeRecords{
 		all: map[cloud.VolumeID]*cloud.Volume{}, bound: map[cloud.NodeID]map[cloud.VolumeID]*node.Bound{}, opened: map[cloud.VolumeID]opening{},
+		shared: map[string]*volume.SharedPool{},
 	}
 }
 
@@ -46,17 +50,26 @@ func (a *witness) opened(h *host, id cloud.VolumeID, vm cloud.VMID, generation u
 	a.volumes.opened[id] = now
 }
 
-// changeVolume applies one event of the tables volume and bound-volume.
+// changeVolume applies one event of the tables volume, bound-volume and shared-pool.
 func (a *witness) changeVolume(e watch.Event, parts []string) error {
 	r, deleted := a.volumes, e.Type == watch.EventDelete
+	if parts[0] == "shared-pool" {
+		if deleted {
+			delete(r.shared, parts[1])
+			return nil
+		}
+		p, err := decode[volume.SharedPool](e.KV.Value)
+		r.shared[parts[1]] = p
+		return err
+	}
 	if parts[0] == "bound-volume" {
 		on, id := cloud.NodeID(parts[1]), cloud.VolumeID(parts[2])
 		if r.bound[on] == nil {
 			r.bound[on] = map[cloud.VolumeID]*node.Bound{}
 		}
 		if deleted {
-			// An RBD volume moves to another host. balanceVolumes checks that it is bound there.
-			if was := r.bound[on][id]; was == nil || !was.Gone && was.Class == "" {
+			// A volume in common storage moves to another host. balanceVolumes checks that it is bound there.
+			if was := r.bound[on][id]; was == nil || !was.Gone && was.Class == "" && was.PoolID == "" {
 				return fmt.Errorf("host %s forgets volume %s, which was not deleted", on, id)
 			}
 			delete(r.bound[on], id)
@@ -102,14 +115,19 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	}
 	if before.Node != "" && now.Node != before.Node {
 		a.f.count("volumes moved")
+		if now.PoolID != "" {
+			a.f.count("shared volumes moved")
+		}
 	}
 	switch {
 	case now.AttachmentGeneration < before.AttachmentGeneration || now.FlushedGeneration < before.FlushedGeneration || now.Generation < before.Generation:
 		return fmt.Errorf("volume %s goes back from %+v to %+v", now.ID, before, now)
 	case now.FlushedGeneration > now.AttachmentGeneration:
 		return fmt.Errorf("volume %s is flushed at generation %d, which was never granted", now.ID, now.FlushedGeneration)
-	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD || !before.Ending && (before.VM != "" || !before.Flushed())):
+	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD && before.PoolID == "" || !before.Ending && (before.VM != "" || !before.Flushed())):
 		return fmt.Errorf("volume %s goes from host %s to %s", now.ID, before.Node, now.Node)
+	case before.Node != "" && now.PoolID != before.PoolID:
+		return fmt.Errorf("volume %s goes from the pool %q to %q", now.ID, before.PoolID, now.PoolID)
 	case now.SizeGiB < before.SizeGiB:
 		return fmt.Errorf("volume %s shrinks", now.ID)
 	case granted != (now.VM != "" && now.VM != before.VM || lost || again):
@@ -117,8 +135,13 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	case granted && !lost && (before.VM != "" && !again || !before.Flushed()):
 		return fmt.Errorf("volume %s is granted to VM %s before VM %s has given it back", now.ID, now.VM, before.VM)
 	}
-	if vm, h := a.f.ceph.holder(now.ID); now.VM == "" && h != nil {
-		return fmt.Errorf("volume %s is recorded as detached, but VM %s has it open on %s", now.ID, vm, h.name)
+	if before.Image != nil && now.Image == nil && a.f.needsImage(now) {
+		return fmt.Errorf("volume %s no longer uses its image, and its content still needs it", now.ID)
+	}
+	for _, c := range a.f.allCommon() {
+		if vm, h := c.holder(now.ID); now.VM == "" && h != nil {
+			return fmt.Errorf("volume %s is recorded as detached, but VM %s has it open on %s", now.ID, vm, h.name)
+		}
 	}
 	if now.VM == "" && now.Node != "" {
 		if h := a.f.hostOf(now.Node); h != nil {
@@ -130,16 +153,36 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	return nil
 }
 
+// countImageUses returns the number of volumes that use an image. It returns an error if the image has no record of one.
+func (a *witness) countImageUses() (n int, err error) {
+	for id, v := range a.volumes.all {
+		if v.Image == nil {
+			continue
+		}
+		if n++; !a.uses["image-use/"+string(v.Image.ID)+"/"+string(id)] {
+			return 0, fmt.Errorf("image %s has no record that volume %s uses it", v.Image.ID, id)
+		}
+	}
+	return n, nil
+}
+
 // balanceVolumes checks that the records of volumes, VMs and hosts are consistent.
 func (a *witness) balanceVolumes() error {
-	sums := map[cloud.NodeID]uint64{}
-	if err := a.addSnapshots(sums); err != nil {
+	sums, shared := map[cloud.NodeID]uint64{}, uint64(0)
+	add := func(on cloud.NodeID, poolID string, gib uint64) {
+		if poolID != "" {
+			shared += gib
+		} else {
+			sums[on] += gib
+		}
+	}
+	if err := a.addSnapshots(add); err != nil {
 		return err
 	}
 	for id, v := range a.volumes.all {
 		if v.Node != "" {
 			if v.Driver == cloud.DriverManaged {
-				sums[v.Node] += v.SizeGiB
+				add(v.Node, v.PoolID, v.SizeGiB)
 			}
 			if b := a.volumes.bound[v.Node][id]; b == nil || b.Gone || b.Generation != v.Generation {
 				return fmt.Errorf("volume %s of generation %d is on %s, whose wanted state is %+v", id, v.Generation, v.Node, b)
@@ -169,7 +212,7 @@ func (a *witness) balanceVolumes() error {
 		for id, b := range all {
 			if b.Gone {
 				if b.Class == "" {
-					sums[on] += b.HeldGiB
+					add(on, b.PoolID, b.HeldGiB)
 				}
 			} else if a.volumes.all[id] == nil {
 				return fmt.Errorf("host %s is to keep volume %s, which has no record", on, id)
@@ -180,6 +223,13 @@ func (a *witness) balanceVolumes() error {
 		if got := n.PoolAllocated[cloud.LocalClass]; got != sums[id] || got > poolGiB {
 			return fmt.Errorf("node %s has %d GiB of its pool allocated, its volumes add up to %d", id, got, sums[id])
 		}
+	}
+	allocated := uint64(0)
+	if p := a.volumes.shared[sharedPoolID]; p != nil {
+		allocated = p.AllocatedGiB
+	}
+	if allocated != shared || allocated > sharedGiB {
+		return fmt.Errorf("%d GiB of the shared pool are allocated, its volumes add up to %d", allocated, shared)
 	}
 	return nil
 }
@@ -223,8 +273,10 @@ func (a *witness) leftVolumes() string {
 	for id := range a.snapshots {
 		return fmt.Sprintf("snapshot %s is still there", id)
 	}
-	if n := a.f.ceph.left(); n > 0 {
-		return fmt.Sprintf("the Ceph cluster has %d images", n)
+	for _, c := range a.f.allCommon() {
+		if n := c.left(); n > 0 {
+			return fmt.Sprintf("%d %s are left", n, c.what)
+		}
 	}
 	return a.unsettledVolumes()
 }

@@ -108,13 +108,13 @@ type fleet struct {
 	lateness int    // the percentage of reports that arrive a second time, late
 	tail     uint64 // consensus.Limits.TailEntries
 
-	net     *fabric
-	slots   []*memberSlot
-	hosts   []*host
-	tenants []*tenantClient
-	audit   *witness
-	ceph    *cephCluster
-	behind  sync.WaitGroup // the goroutines that only close waits for
+	net          *fabric
+	slots        []*memberSlot
+	hosts        []*host
+	tenants      []*tenantClient
+	audit        *witness
+	ceph, shared *commonStorage
+	behind       sync.WaitGroup // the goroutines that only close waits for
 
 	mu     sync.Mutex
 	counts map[string]int
@@ -240,7 +240,8 @@ func (f *fleet) run(dir string) (err error) {
 	if f.token, err = identity.HostToken(f.key, cloud.Tenant{}, time.Now(), 24*time.Hour); err != nil {
 		return err
 	}
-	f.net, f.audit, f.ceph = newFabric(f.source(2)), newAudit(f), newCephCluster(f)
+	f.net, f.audit = newFabric(f.source(2)), newAudit(f)
+	f.ceph, f.shared = newCommonStorage(f, "RBD images", false), newCommonStorage(f, "shared volumes", true)
 	for _, id := range memberIDs {
 		s := &memberSlot{f: f, id: id, name: endpoint("m" + itoa(id)), dir: filepath.Join(dir, itoa(id)), disk: vfs.NewCrashableMem(), turn: make(chan struct{}, 1)}
 		f.slots = append(f.slots, s)
@@ -304,6 +305,7 @@ func (f *fleet) rest(ctx context.Context) {
 	f.tenants[0].deleteNetworks(ctx)
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
 	if !f.failed() {
+		f.tenants[0].endSchedules(ctx)
 		f.tenants[0].deleteSnapshots(ctx)
 		f.settle("the last snapshot was deleted", f.audit.unsettled)
 		f.tenants[0].deleteVolumes(ctx)

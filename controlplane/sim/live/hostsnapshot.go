@@ -86,13 +86,13 @@ func (h *host) beginSnapshot(s *agentv1.AssignedSnapshot, all map[cloud.VolumeID
 	return &copied{state: cloud.SnapshotCopying, takenAt: now, by: h, run: h.agent, end: time.Now().Add(h.drawn(time.Millisecond, 40*time.Second))}
 }
 
-// hasSnapshot reports whether a copy of a snapshot is complete on the host or, for an RBD volume, in the Ceph cluster.
+// hasSnapshot reports whether a copy of a snapshot is complete on the host or in the common storage of the volume.
 func (f *fleet) hasSnapshot(on cloud.NodeID, s *cloud.Snapshot) bool {
 	complete := func(c copies) bool { return c[s.ID] != nil && c[s.ID].state == cloud.SnapshotComplete }
-	if s.Pool == "" {
-		f.ceph.mu.Lock()
-		defer f.ceph.mu.Unlock()
-		i := f.ceph.images[s.Volume]
+	if c := f.commonOf(s.Pool); c != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		i := c.volumes[s.Volume]
 		return i != nil && complete(i.copies)
 	}
 	h := f.hostOf(on)

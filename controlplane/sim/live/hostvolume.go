@@ -20,6 +20,7 @@ type storedVolume struct {
 	closed     bool
 	open       cloud.VMID
 	copies     copies
+	origin     origin
 }
 
 // poolGiB is the size of the storage pool local of each host.
@@ -52,7 +53,7 @@ func (h *host) accept(a *agentv1.AssignedVolume) *storedVolume {
 			}
 			h.f.checkSource(h, a, source.copies)
 		}
-		v = &storedVolume{present: true, copies: copies{}}
+		v = &storedVolume{present: true, copies: copies{}, origin: newOrigin(a)}
 		h.volumes[id] = v
 		h.f.count("volumes made")
 	}
@@ -68,8 +69,8 @@ func (h *host) accept(a *agentv1.AssignedVolume) *storedVolume {
 // open opens a volume for a VM's process. It returns false if the assignment is older than what the host has stored,
 // or another process has the volume open. The caller must hold h.mu.
 func (h *host) open(vm cloud.VMID, a *agentv1.AssignedVolume) bool {
-	if isRBD(a) {
-		return h.f.ceph.open(h, vm, a)
+	if c := h.f.commonOf(a.GetPool()); c != nil {
+		return c.open(h, vm, a)
 	}
 	if h.volumes[cloud.VolumeID(a.GetVolumeId())] == nil && a.GetSource() != nil {
 		return false // applyVolumes makes the volume.
@@ -86,9 +87,11 @@ func (h *host) open(vm cloud.VMID, a *agentv1.AssignedVolume) bool {
 }
 
 // closeVolumes closes all volumes that the process of a VM has open. If no agent runs, the next agent records later
-// that the content of RBD images is complete. The caller must hold h.mu.
+// that the content of volumes in common storage is complete. The caller must hold h.mu.
 func (h *host) closeVolumes(vm cloud.VMID) {
-	h.f.ceph.close(h, vm, "", h.agent != nil)
+	for _, c := range h.f.allCommon() {
+		c.close(h, vm, "", h.agent != nil)
+	}
 	for _, v := range h.volumes {
 		if v.open == vm {
 			v.open = ""
@@ -127,7 +130,9 @@ func (h *host) setVolumes(id cloud.VMID, want *agentv1.AssignedVm) {
 			continue
 		}
 		delete(p.volumes, disk)
-		h.f.ceph.close(h, id, volume, true)
+		for _, c := range h.f.allCommon() {
+			c.close(h, id, volume, true)
+		}
 		if v := h.volumes[volume]; v != nil {
 			v.open = ""
 		}
@@ -163,7 +168,7 @@ func (p *proc) diskObservations(want *agentv1.AssignedVm) (out []cloud.DiskObser
 }
 
 // applyVolumes makes and deletes volumes as assigned, and returns the reports about all assigned volumes. For a random
-// sixteenth of the RBD volumes, the Ceph cluster executes the requests, but its answer is lost.
+// sixteenth of the volumes in common storage, the storage executes the requests, but its answer is lost.
 func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume) (out []*agentv1.VolumeObservation) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -174,8 +179,8 @@ func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume)
 	for _, id := range slices.Sorted(maps.Keys(assigned)) {
 		a := assigned[id]
 		o := cloud.VolumeObservation{Volume: id, Generation: a.GetGeneration()}
-		if isRBD(a) {
-			o.Present, o.FlushedGeneration, o.Snapshots = h.f.ceph.settle(h, a, assigned, now)
+		if c := h.f.commonOf(a.GetPool()); c != nil {
+			c.settle(h, a, assigned, now, &o)
 			if h.rng.IntN(16) == 0 {
 				continue
 			}
@@ -190,6 +195,7 @@ func (h *host) applyVolumes(assigned map[cloud.VolumeID]*agentv1.AssignedVolume)
 			v := h.accept(a)
 			o.Present, o.SizeBytes, o.FlushedGeneration = true, a.GetSizeBytes(), v.generation
 			o.Snapshots = h.settleSnapshots(v.copies, a, assigned, now)
+			h.settleFlatten(&v.origin, a, &o)
 			if v.open != "" {
 				o.FlushedGeneration = v.generation - 1
 			}

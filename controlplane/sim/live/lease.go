@@ -71,7 +71,7 @@ func (h *host) cutLeased() {
 }
 
 // makeMovable changes the request for a VM so that the control plane may start the VM on another host: its only disks
-// are RBD volumes.
+// are volumes in common storage.
 func (t *tenantClient) makeMovable(w *vm.CreateRequest) {
 	w.Spec.Disks = nil
 	d, ok := t.randomVolume()

@@ -182,6 +182,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 			{Name: "recover vms", Every: vm.RecoverEvery, Run: p.vms.Recover},
 			{Name: "step live migrations", Every: vm.MigrateEvery, Run: p.vms.StepMigrations},
 			{Name: "place volumes", Every: volume.PlaceEvery, Run: p.placeVolumes},
+			{Name: "create and delete scheduled snapshots", Every: snapshot.ScheduleEvery, Run: p.snapshots.RunSchedules},
 			{Name: "free rested addresses", Every: network.FreeEvery, Run: p.networks.FreeRested},
 			{Name: "follow networks", Every: time.Second, Run: feed.Follow},
 			{Name: "assign NAT gateways", Every: network.AssignEvery, Run: func(ctx context.Context) error {

@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// createResources creates an image, a storage class of the driver RBD and two to four hosts, and waits until they are
-// ready.
+// createResources creates an image, the storage classes cephClass and sharedClass, and two to four hosts, and waits until
+// they are ready.
 func (f *fleet) createResources(ctx context.Context) error {
 	if err := os.MkdirAll(f.imports, 0o700); err != nil {
 		return err
@@ -52,22 +52,31 @@ func (f *fleet) createResources(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("wait for the image: %w", err)
 	}
-	if err := within(30*time.Second, func() error {
-		ctx, err := admin()
-		if err != nil {
+	create := func(class cloud.StorageClass, key string) error {
+		err := within(30*time.Second, func() error {
+			ctx, err := admin()
+			if err != nil {
+				return err
+			}
+			_, err = p.classes.Create(ctx, class, key, [32]byte{})
+			if fault.Is(err, fault.AlreadyExists) {
+				return nil
+			}
 			return err
+		})
+		if err != nil {
+			return fmt.Errorf("create the storage class %s: %w", class.Name, err)
 		}
-		_, err = p.classes.Create(ctx, cloud.StorageClass{
-			Name: cephClass, Driver: cloud.DriverRBD, RBD: &cloud.RBDPool{
-				FSID: "0190a000-0000-4000-8000-000000000001", Monitors: []string{"192.0.2.1"}, Pool: "vms", User: "trivet",
-			},
-		}, "AQDq3rNlAAAAABAAv7k8q5Yq1mYc2o0J7l5h3g==", [32]byte{})
-		if fault.Is(err, fault.AlreadyExists) {
-			return nil
-		}
+		return nil
+	}
+	ceph := cloud.StorageClass{Name: cephClass, Driver: cloud.DriverRBD, RBD: &cloud.RBDPool{
+		FSID: "0190a000-0000-4000-8000-000000000001", Monitors: []string{"192.0.2.1"}, Pool: "vms", User: "trivet",
+	}}
+	if err := create(ceph, "AQDq3rNlAAAAABAAv7k8q5Yq1mYc2o0J7l5h3g=="); err != nil {
 		return err
-	}); err != nil {
-		return fmt.Errorf("create the storage class %s: %w", cephClass, err)
+	}
+	if err := create(cloud.StorageClass{Name: sharedClass, Driver: cloud.DriverManaged, Pool: sharedClass}, ""); err != nil {
+		return err
 	}
 	for n := range 2 + f.rng.IntN(3) {
 		h, err := newHost(f, n+1, f.source(uint64(100+n)))

@@ -221,8 +221,10 @@ func (a *agent) report(ctx context.Context, p *process) error {
 		all := time.NewTicker(reportAllEvery)
 		defer all.Stop()
 		facts := &agentv1.NodeFacts{BootId: "sim", AgentVersion: "sim", QemuVersion: "0", Architecture: vmv1.Architecture_ARCHITECTURE_X86_64,
-			StoragePools: []*agentv1.StoragePool{{Name: cloud.LocalClass, AllocatableGib: poolGiB}}, Rbd: true,
-			LiveMigration: true}
+			StoragePools: []*agentv1.StoragePool{
+				{Name: cloud.LocalClass, AllocatableGib: poolGiB},
+				{Name: sharedClass, AllocatableGib: sharedGiB, PoolId: sharedPoolID, Shared: true},
+			}, Rbd: true, LiveMigration: true}
 		for everything := true; ; {
 			say := &agentv1.ReportRequest{Facts: facts}
 			facts = nil

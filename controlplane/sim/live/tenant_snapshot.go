@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/snapshot"
@@ -109,6 +110,26 @@ func (t *tenantClient) restore(ctx context.Context) {
 	if ok && err == nil {
 		t.volumes = append(t.volumes, ownedVolume{id: made.Volume.ID, sizeGiB: made.Volume.SizeGiB})
 	}
+}
+
+// snapshotEvery and snapshotKeep are the schedule of the volumes that have one.
+const (
+	snapshotEvery = 15 * time.Minute
+	snapshotKeep  = 1
+)
+
+// endSchedules removes the schedules of all volumes. Every call must succeed at the first attempt.
+func (t *tenantClient) endSchedules(ctx context.Context) {
+	for _, id := range t.f.audit.scheduledVolumes() {
+		err := t.callAt(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))], "", func(ctx context.Context, p *process) error {
+			_, err := p.volumes.Update(ctx, tenant.Default, id, "", map[string]string{cloud.SnapshotEvery: ""}, nil, [32]byte{})
+			return err
+		})
+		if err != nil {
+			t.f.fail("end the schedule of volume %s at peace: %v", id, err)
+		}
+	}
+	time.Sleep(time.Second) // until the witness has seen the last snapshots
 }
 
 // deleteSnapshots deletes all snapshots. Every call must succeed at the first attempt.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
@@ -36,7 +37,9 @@ func (t *tenantClient) storage(ctx context.Context) {
 		t.deleteVolume(ctx, at)
 	case n < 35:
 		t.resizeVolume(ctx, v)
-	case n < 65:
+	case n < 40:
+		t.flattenVolume(ctx, v)
+	case n < 68:
 		t.attachVolume(ctx, v)
 	default:
 		t.detachVolume(ctx)
@@ -52,18 +55,27 @@ func (t *tenantClient) allowVolume(what string, err error, kinds ...fault.Kind) 
 
 func (t *tenantClient) createVolume(ctx context.Context) {
 	size, class := uint64(1+t.rng.IntN(5)), ""
-	if t.rng.IntN(2) == 0 {
+	if n := t.rng.IntN(5); n < 2 {
 		class = cephClass
+	} else if n < 4 {
+		class = sharedClass
+	}
+	image, metadata := cloud.ImageID(""), map[string]string{}
+	if t.rng.IntN(3) == 0 {
+		image = t.f.image
+	}
+	if t.rng.IntN(3) == 0 {
+		metadata = map[string]string{cloud.SnapshotEvery: snapshotEvery.String(), cloud.SnapshotKeep: strconv.Itoa(snapshotKeep)}
 	}
 	var made volume.Result
 	name := fmt.Sprintf("%s-volume-%d", t.name, t.asks+1)
 	err, ok := t.ask(ctx, "create "+name, func(ctx context.Context, p *process, body [32]byte) (err error) {
-		made, err = p.volumes.Create(ctx, tenant.Default, cloud.Volume{Name: name, SizeGiB: size, Class: class}, "", body)
+		made, err = p.volumes.Create(ctx, tenant.Default, cloud.Volume{Name: name, SizeGiB: size, Class: class, Metadata: metadata}, image, body)
 		return err
 	})
 	if ok && err == nil {
 		t.f.count("volumes created")
-		t.volumes = append(t.volumes, ownedVolume{id: made.Volume.ID, sizeGiB: size, movable: class == cephClass})
+		t.volumes = append(t.volumes, ownedVolume{id: made.Volume.ID, sizeGiB: size, movable: class != ""})
 		return
 	}
 	if ok {
@@ -86,6 +98,16 @@ func (t *tenantClient) deleteVolume(ctx context.Context, at int) {
 		t.volumes = slices.Delete(t.volumes, at, at+1)
 	default:
 		t.allowVolume("deleting volume "+string(v.id), err, fault.FailedPrecondition)
+	}
+}
+
+func (t *tenantClient) flattenVolume(ctx context.Context, v *ownedVolume) {
+	err, ok := t.ask(ctx, "flatten volume "+string(v.id), func(ctx context.Context, p *process, body [32]byte) error {
+		_, err := p.volumes.Flatten(ctx, tenant.Default, v.id, body)
+		return err
+	})
+	if ok {
+		t.allowVolume("flattening volume "+string(v.id), err, fault.FailedPrecondition)
 	}
 }
 

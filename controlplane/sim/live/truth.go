@@ -67,3 +67,17 @@ func (a *witness) destroyed(h *host, id cloud.VMID) {
 	defer a.truth.mu.Unlock()
 	a.truth.removed[removal{h, id}] = true
 }
+
+// final reports a violation if a host has destroyed a VM that still has a record.
+func (a *witness) final() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.truth.mu.Lock()
+	defer a.truth.mu.Unlock()
+	for r := range a.truth.removed {
+		id := r.vm
+		if vm := a.vms[id]; vm != nil && a.f.hostOf(vm.Node) == r.host {
+			a.f.fail("VM %s has a record, but its host was told to destroy it: %+v", id, vm)
+		}
+	}
+}
