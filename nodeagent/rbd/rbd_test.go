@@ -35,6 +35,7 @@ func TestCluster(t *testing.T) {
 	l.in("export of a large image", testExportOfLargeImage)
 	l.in("interrupted import", testInterruptedImport)
 	l.in("blocked client", testBlockedClient)
+	l.in("full cluster", testFullCluster)
 	l.in("helper killed", testHelperKilled)
 	l.in("cluster does not answer", testClusterDoesNotAnswer)
 	l.in("secrets", testSecrets)

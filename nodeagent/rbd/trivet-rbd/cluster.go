@@ -115,7 +115,8 @@ func (s *server) cluster() (*rados.Conn, error) {
 	return s.conn, nil
 }
 
-// withPool calls f with an open pool.
+// withPool calls f with an open pool. If the pool or the cluster is full, requests of f that need space fail with ENOSPC
+// or EDQUOT, and others, such as deletions, succeed. Without SetPoolFullTry, all of them would wait for space.
 func (s *server) withPool(pool string, f func(*rados.IOContext) error) error {
 	if err := checkNames(pool); err != nil {
 		return err
@@ -129,6 +130,9 @@ func (s *server) withPool(pool string, f func(*rados.IOContext) error) error {
 		return wrap("open pool "+pool, err)
 	}
 	defer io.Destroy()
+	if err := io.SetPoolFullTry(); err != nil {
+		return wrap("open pool "+pool, err)
+	}
 	return f(io)
 }
 

@@ -74,7 +74,8 @@ func (s *server) SetRecord(_ context.Context, in *rbdv1.SetRecordRequest) (*empt
 
 // replaceRecord replaces the record before by the record after in one atomic operation. The cluster refuses the
 // operation if the object does not begin with before. An empty before means that the object must not exist; an empty
-// after deletes the object.
+// after deletes the object. The operation succeeds in a full pool too: records are small, and a volume cannot be deleted
+// without a change of its record.
 func replaceRecord(io *rados.IOContext, image string, before, after []byte) error {
 	op := rados.CreateWriteOp()
 	defer op.Release()
@@ -89,5 +90,5 @@ func replaceRecord(io *rados.IOContext, image string, before, after []byte) erro
 		op.CmpExt(before, 0)
 		op.WriteFull(after)
 	}
-	return op.Operate(io, recordObject(image), rados.OperationNoFlag)
+	return op.Operate(io, recordObject(image), rados.OperationFullForce)
 }
