@@ -318,3 +318,23 @@ func TestDeletedVolumeOfSharedPool(t *testing.T) {
 	require.NoError(t, alone.Delete(ctx, id(1)))
 	require.NoFileExists(t, filepath.Join(alone.o.Path, id(1)+".deleted"))
 }
+
+// TestSnapshotBeforeDetach begins a snapshot of a volume that a lost host had opened, before the attachment is ended. The
+// copy would lock the volume, and the attachment could not end before the copy.
+func TestSnapshotBeforeDetach(t *testing.T) {
+	a, b := twoHosts(t)
+	ctx := t.Context()
+	a.make(Volume{ID: id(1), Size: mib})
+	files, err := a.Open(ctx, id(1), Attachment{"vm-x", 3})
+	require.NoError(t, err)
+	files.Close() // The file system ends the locks of the lost host.
+	ref := SnapshotRef{Volume: id(1), ID: id(2)}
+	_, err = b.BeginSnapshot(ctx, ref, nil)
+	require.ErrorIs(t, err, ErrNotNow)
+	require.ErrorContains(t, err, a.o.Host+" opened the volume for VM vm-x")
+	require.NoError(t, b.Detach(ctx, id(1), 3))
+	c, err := b.BeginSnapshot(ctx, ref, nil)
+	require.NoError(t, err)
+	defer c.close()
+	require.False(t, c.Attached())
+}

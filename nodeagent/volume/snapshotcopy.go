@@ -52,7 +52,8 @@ func (c *SnapshotCopy) Size() uint64 { return c.record.Size }
 // BeginSnapshot records that a snapshot of a volume is being made, and makes the file for the copy. If no process has
 // the volume open, BeginSnapshot locks the volume until the copy ends, so that the content does not change: Open of the
 // volume fails with [ErrInUse] until then. If QEMU has the volume open, BeginSnapshot reserves space in the pool for
-// the copy. The error wraps [ErrRefused] if the snapshot has a record already.
+// the copy. The error wraps [ErrRefused] if the snapshot has a record already, and [ErrNotNow] if another host of a
+// shared pool had opened the volume and the attachment is not ended (see [Pool.Detach]).
 //
 // The copy of an encrypted volume is encrypted too. The parameter key is the key of the volume. It is needed only if
 // QEMU has the volume open: QEMU then writes the copy with a new master key. The error wraps [ErrNotNow] if the key is
@@ -87,6 +88,9 @@ func (c *SnapshotCopy) begin() error {
 		return err
 	case r.State != ready:
 		return ErrNotFound
+	case p.o.Shared && r.Host != "" && r.Host != p.o.Host && r.Flushed < r.Attachment.Generation:
+		// The copy would lock the volume, so that Detach, which must come first, would fail.
+		return fmt.Errorf("%w: host %s opened the volume for VM %s, and the attachment is not ended yet", ErrNotNow, r.Host, r.Attachment.VM)
 	}
 	if c.source, err = p.openLocked(r.fileName(c.ref.Volume)); errors.Is(err, ErrInUse) {
 		c.source = nil
