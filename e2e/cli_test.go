@@ -121,7 +121,7 @@ func TestCommandLine(t *testing.T) {
 		return nil
 	}))
 
-	require.Regexp(t, `State: +RUNNING: its process runs, (?s:.*)Placed: .*it is the only host(?s:.*)STARTING +RUNNING`, must(ada, "vm", "show", "web"))
+	require.Regexp(t, `State: +RUNNING: its process runs, (?s:.*)Placed: .*scarcest resource(?s:.*)STARTING +RUNNING`, must(ada, "vm", "show", "web"))
 	require.Regexp(t, `default/default +web`, must(admin, asAdmin("vm", "list", "--all-projects")...))
 	require.Regexp(t, `VM +TENANT(?s:.*)web +default/default`, must(admin, asAdmin("node", "show", w.agent.Name)...))
 

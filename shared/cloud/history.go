@@ -8,16 +8,15 @@ const MaxHistory = 10
 // maxTransitionError is the maximum length of Transition.Error, in bytes.
 const maxTransitionError = 200
 
-// Transition is one change of the state of a VM.
+// Transition is one change of the state of a VM. Its record is short, because each write of a VM has all of them.
 type Transition struct {
-	At Time
+	At Time `cbor:"1,keyasint"`
 	// From and To are the states before and after the change, and Event is its cause.
-	From, To State
-	Event    Event
-	// Node is the host of the VM at the time of the change, or empty.
-	Node NodeID `cbor:",omitempty"`
+	From  State `cbor:"2,keyasint"`
+	To    State `cbor:"3,keyasint"`
+	Event Event `cbor:"4,keyasint"`
 	// Error is the error that the host reported with the change, or empty. A long one is cut.
-	Error string `cbor:",omitempty"`
+	Error string `cbor:"5,keyasint,omitempty"`
 }
 
 // recordTransition adds the change to the state to, if that is another state, to vm.History. Copies of the VM keep
@@ -29,7 +28,7 @@ func (vm *VM) recordTransition(to State, ev Event, now Time) {
 	kept := vm.History[max(0, len(vm.History)-(MaxHistory-1)):]
 	history := make([]Transition, len(kept), len(kept)+1)
 	copy(history, kept)
-	vm.History = append(history, Transition{At: now, From: vm.State, To: to, Event: ev, Node: vm.Node})
+	vm.History = append(history, Transition{At: now, From: vm.State, To: to, Event: ev})
 }
 
 // explainTransition sets the error of the last state change. The caller must have made this change in its present copy

@@ -15,8 +15,8 @@ func TestHistory(t *testing.T) {
 	require.NoError(t, vm.Apply(StartRequested, 2))
 	require.NoError(t, vm.Apply(StartRequested, 3), "a repeat changes nothing")
 	require.Equal(t, []Transition{
-		{At: 1, From: Creating, To: Stopped, Event: Built, Node: "n1"},
-		{At: 2, From: Stopped, To: Starting, Event: StartRequested, Node: "n1"},
+		{At: 1, From: Creating, To: Stopped, Event: Built},
+		{At: 2, From: Stopped, To: Starting, Event: StartRequested},
 	}, vm.History)
 
 	before := *vm
@@ -43,7 +43,7 @@ func TestHistory(t *testing.T) {
 
 // TestCauses checks that each event has a text.
 func TestCauses(t *testing.T) {
-	for ev := StartRequested; ev <= Placed; ev++ {
+	for ev := StartRequested; ev <= MigrationEnded; ev++ {
 		require.NotEmpty(t, causes[ev], ev.String())
 	}
 }

@@ -81,7 +81,7 @@ func (r *viewServer) GetVmDetails(ctx context.Context, in *operatorv1.GetVmDetai
 	}
 	for _, h := range vm.History {
 		out.Transitions = append(out.Transitions, &operatorv1.VmTransition{
-			Timestamp: h.At, From: vmv1.VmState(h.From), To: vmv1.VmState(h.To), Cause: h.Cause(), Error: h.Error, NodeId: string(h.Node),
+			Timestamp: h.At, From: vmv1.VmState(h.From), To: vmv1.VmState(h.To), Cause: h.Cause(), Error: h.Error,
 		})
 	}
 	return out, nil

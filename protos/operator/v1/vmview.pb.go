@@ -669,9 +669,7 @@ type VmTransition struct {
 	// Why the state changed, for people.
 	Cause string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
 	// The error that the host reported with the change. Empty if none.
-	Error string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
-	// The host of the VM at that time. Empty if it had none.
-	NodeId        string `protobuf:"bytes,6,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -741,13 +739,6 @@ func (x *VmTransition) GetError() string {
 	return ""
 }
 
-func (x *VmTransition) GetNodeId() string {
-	if x != nil {
-		return x.NodeId
-	}
-	return ""
-}
-
 var File_operator_v1_vmview_proto protoreflect.FileDescriptor
 
 const file_operator_v1_vmview_proto_rawDesc = "" +
@@ -790,14 +781,13 @@ const file_operator_v1_vmview_proto_rawDesc = "" +
 	"\awaiting\x18\x05 \x01(\tR\awaiting\"@\n" +
 	"\tPlacement\x12\x1b\n" +
 	"\tchosen_at\x18\x01 \x01(\x03R\bchosenAt\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xc9\x01\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xb0\x01\n" +
 	"\fVmTransition\x12\x1c\n" +
 	"\ttimestamp\x18\x01 \x01(\x03R\ttimestamp\x12,\n" +
 	"\x04from\x18\x02 \x01(\x0e2\x18.vmcontroller.v1.VmStateR\x04from\x12(\n" +
 	"\x02to\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.VmStateR\x02to\x12\x14\n" +
 	"\x05cause\x18\x04 \x01(\tR\x05cause\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\x12\x17\n" +
-	"\anode_id\x18\x06 \x01(\tR\x06nodeId*\xba\x01\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error*\xba\x01\n" +
 	"\x10VmListChangeType\x12#\n" +
 	"\x1fVM_LIST_CHANGE_TYPE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bVM_LIST_CHANGE_TYPE_PRESENT\x10\x01\x12\x1e\n" +
