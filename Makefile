@@ -7,7 +7,7 @@ UP_FLAGS :=
 GUEST := .build/guest
 
 # Debian packages that are needed to run a cloud here, and more to test it.
-RUN_PACKAGES := qemu-system-x86 iproute2 iptables nftables $(shell cat images/guest/packages)
+RUN_PACKAGES := qemu-system-x86 ovmf swtpm iproute2 iptables nftables $(shell cat images/guest/packages)
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common librbd-dev librados-dev qemu-block-extra
 TEST_PACKAGES := $(RUN_PACKAGES) $(CEPH_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack qemu-guest-agent
 

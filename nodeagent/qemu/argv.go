@@ -10,14 +10,14 @@ import (
 )
 
 // Numbers of the descriptors that every QEMU inherits. The descriptors of its disks have the numbers from fdDisks on,
-// those of the seed and of the taps follow.
+// those of the seed, the taps, the CD-ROM image, the firmware and the TPM follow.
 const (
 	fdWork    = 3 + iota // listening socket of the monitor for commands that change the machine
 	fdInspect            // listening socket of the monitor for queries and events
 	fdConsole            // listening socket of the serial port
 	fdLog                // log of the serial port, open for appending
 	fdAgent              // listening socket of the virtio-serial port for the guest agent (qemu-ga)
-	fdDisks              // overlay and base of each disk, in the order of Spec.Disks; then the seed; then the tap of each NIC
+	fdDisks              // overlay and base of each disk, in the order of Spec.Disks; then those that Argv adds
 )
 
 // Paths of the kernel and the initrd in QEMU's own mount namespace.
@@ -69,12 +69,12 @@ func Argv(program string, s Spec) ([]string, error) {
 	a.add("-nodefaults", "-no-user-config")
 	a.add("-machine", s.machine())
 	a.add("-accel", s.accel())
-	a.add("-cpu", s.CPUModel)
+	a.add("-cpu", s.cpu())
 	a.add("-smp", s.smp())
 	a.add("-m", fmt.Sprintf("size=%dM", s.MemoryMiB))
 	a.add("-uuid", s.ID)
 	a.add("-smbios", "type=1,manufacturer=Trivet,product=Virtual Machine,uuid="+s.ID)
-	a.add("-rtc", "base=utc")
+	a.add("-rtc", s.rtc())
 	a.add("-display", "none")
 	a.add("-S")
 	a.add("-action", "reboot=reset,shutdown=pause,panic=pause")
@@ -93,6 +93,18 @@ func Argv(program string, s Spec) ([]string, error) {
 		fd++
 	}
 	a.nics(s, fd)
+	fd += len(s.NICs)
+	if s.CDROM != "" {
+		a.cdrom(s, fd)
+		fd++
+	}
+	if s.UEFI {
+		a.firmware(s, fd)
+		fd += 2
+	}
+	if s.TPM {
+		a.tpm(fd)
+	}
 	if s.Kernel {
 		a.add("-kernel", kernelPath)
 		if s.Initrd {
@@ -110,7 +122,32 @@ func (s Spec) machine() string {
 	if s.VCPUs > maxTCGVCPUs {
 		m += ",kernel-irqchip=split"
 	}
-	return m
+	if s.Windows {
+		m += ",hpet=off"
+	}
+	return m + s.machineFlash()
+}
+
+// hyperV are the interfaces of Hyper-V that QEMU offers to Windows with KVM. They need no Hyper-V on the host.
+const hyperV = ",hv-relaxed=on,hv-vapic=on,hv-spinlocks=0x1fff,hv-vpindex=on,hv-runtime=on,hv-time=on,hv-synic=on,hv-stimer=on"
+
+func (s Spec) cpu() string {
+	if s.Windows && s.Accel == KVM {
+		return s.CPUModel + hyperV
+	}
+	return s.CPUModel
+}
+
+// rtc returns the option of the clock. Windows counts timer interrupts, so those that were lost are repeated for it.
+func (s Spec) rtc() string {
+	rtc := "base=utc"
+	if s.LocalTime {
+		rtc = "base=localtime"
+	}
+	if s.Windows {
+		rtc += ",driftfix=slew"
+	}
+	return rtc
 }
 
 func (s Spec) accel() string {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -15,6 +16,7 @@ import (
 type Files struct {
 	Kernel, Initrd *os.File          // readable by all users; nil if the Spec has none
 	Seed           *os.File          // raw, open read-only; nil if the Spec has none
+	CDROM          *os.File          // raw, open read-only; nil if the Spec has none
 	Disks          map[string]Layers // by disk id
 	// Taps are the taps of the network interfaces, by interface id: descriptors of /dev/net/tun that are attached to a
 	// device, with IFF_VNET_HDR.
@@ -74,10 +76,11 @@ func (l Layers) check(d Disk) error {
 }
 
 // inOrder returns the files of all disks in the order of s.Disks, for each disk the overlay before the base image. The
-// seed and the taps follow. It returns an error if the files do not match s.
+// seed, the taps and the image of the CD-ROM drive follow. It returns an error if the files do not match s.
 func (f Files) inOrder(s Spec) ([]*os.File, error) {
-	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd || (f.Seed != nil) != s.Seed {
-		return nil, errors.New("kernel, initrd and seed are not those of the spec")
+	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd || (f.Seed != nil) != s.Seed ||
+		(f.CDROM != nil) != (s.CDROM != "") {
+		return nil, errors.New("kernel, initrd, seed and CD-ROM are not those of the spec")
 	}
 	var out []*os.File
 	for _, d := range s.Disks {
@@ -100,7 +103,11 @@ func (f Files) inOrder(s Spec) ([]*os.File, error) {
 		out = append(out, f.Seed)
 	}
 	taps, err := f.tapsInOrder(s)
-	return append(out, taps...), err
+	if err != nil {
+		return nil, err
+	}
+	cdrom, err := f.cdromFile(s)
+	return slices.Concat(out, taps, cdrom), err
 }
 
 // minFileBytes is the smallest file size limit of a QEMU, in bytes. It applies to the logs of a guest without large

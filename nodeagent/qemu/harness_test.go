@@ -61,6 +61,12 @@ type lab struct {
 
 var labs atomic.Int64
 
+// Bounds of waits, which elapse only if a test fails. UEFI takes 20 seconds to boot on a busy host.
+const (
+	maxTest = 3 * time.Minute
+	maxWait = 2 * time.Minute
+)
+
 const vmID = "00000000-0000-4000-8000-00000000000a"
 
 func newLab(t *testing.T) *lab {
@@ -72,7 +78,7 @@ func newLab(t *testing.T) *lab {
 	if err != nil {
 		skip(t, err.Error())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), maxTest)
 	t.Cleanup(cancel)
 	root := fmt.Sprintf("trivet-test-qemu-%d-%d", os.Getpid(), labs.Add(1))
 	tree, err := cgroup.Open(root)
@@ -179,7 +185,7 @@ func (l *lab) says(text string) {
 
 func (l *lab) eventually(condition func() bool, what string, args ...any) {
 	l.Helper()
-	require.Eventually(l, condition, 40*time.Second, 2*time.Millisecond, append([]any{what}, args...)...)
+	require.Eventually(l, condition, maxWait, 2*time.Millisecond, append([]any{what}, args...)...)
 }
 
 func (l *lab) exited(p *Process) Exit {

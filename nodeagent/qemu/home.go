@@ -28,7 +28,7 @@ const (
 
 // Homes is the directory that holds the VMs' directories, named by their ids.
 //
-// A VM has its uid from the creation of its directory until the directory is removed. Only then can another VM get the
+// A VM has its uid, and another one if it has a TPM, from the creation of its directory until the directory is removed. Only then can another VM get the
 // uid, and only if no process runs under it.
 type Homes struct {
 	dir         string
@@ -83,7 +83,7 @@ func (h *Homes) Open(id string) (*Home, error) {
 }
 
 func (h *Homes) open(name string) (*Home, error) {
-	home := &Home{id: name, dir: filepath.Join(h.dir, name)}
+	home := &Home{homes: h, id: name, dir: filepath.Join(h.dir, name)}
 	text, err := os.ReadFile(home.path("uid"))
 	if err != nil {
 		return nil, fmt.Errorf("open VM directory: %w", err)
@@ -125,7 +125,7 @@ func (h *Homes) claim(id string) (*Home, error) {
 	if err := atomicfile.WriteFile(filepath.Join(dir, "uid"), []byte(strconv.Itoa(uid)+"\n"), 0o600); err != nil {
 		return nil, fmt.Errorf("make VM directory: %w", err)
 	}
-	return &Home{id: id, dir: dir, uid: uid}, nil
+	return &Home{homes: h, id: id, dir: dir, uid: uid}, nil
 }
 
 // freeUID returns an unused uid. The search begins at a uid derived from the VM's id, so that the uid of a removed VM
@@ -145,6 +145,11 @@ func (h *Homes) freeUID(id string) (int, error) {
 			return 0, err
 		}
 		used[home.uid] = true
+		tpm, err := home.tpmUID()
+		if err != nil {
+			return 0, err
+		}
+		used[tpm] = true
 	}
 	if !mutant.On(mutant.ReuseLiveUID) {
 		if err := runningUIDs(used); err != nil {
@@ -184,6 +189,9 @@ func runningUIDs(used map[int]bool) error {
 //	uid          the VM's uid and gid
 //	disks/       the VM's disks: package disk
 //	seed.img     the VM's seed, if it has one
+//	nvram.fd     the NVRAM of its UEFI firmware, if it was started with one
+//	nvram-secure.fd  the same for starts with secure boot
+//	tpm/         the VM's TPM, if it was started with one: see tpmDir
 //	record.json  the last start: Record
 //	asked        how the agent asked that process to end, if it did
 //	exit.json    how that process ended: Exit
@@ -192,7 +200,11 @@ func runningUIDs(used map[int]bool) error {
 //	*.sock       QEMU's listening sockets: work, inspect, console
 //	migrating    exists while the guest must not run because of a migration
 //	migration/   files of the tunnel of a migration: package tunnel
+//
+// The state of the VM that a move to another host must copy is in disks/, nvram.fd, nvram-secure.fd and tpm/state/: all
+// are plain files, which change only while the VM has a process.
 type Home struct {
+	homes   *Homes
 	id, dir string
 	uid     int
 }
@@ -242,6 +254,8 @@ type Record struct {
 	PID       int       `json:"pid"`
 	StartTime uint64    `json:"start_time"` // clock ticks since the host's boot, as in /proc/PID/stat; detects a reused pid
 	Started   time.Time `json:"started"`
+	// TPM is the process of the VM's TPM. It is nil if Spec.TPM is false.
+	TPM *TPMProcess `json:"tpm,omitempty"`
 }
 
 // Exit describes how a VM's process ended.
@@ -287,7 +301,7 @@ func (h *Home) Exit() (Exit, bool, error) {
 }
 
 // Remove removes the home directory and its content; the file uid is removed last, so that the uid stays in use until
-// then. Remove returns nil if there is no home directory. The caller must ensure that the VM has no process.
+// then. The uid of a TPM can be used again as soon as the TPM's files are removed. Remove returns nil if there is no home directory. The caller must ensure that the VM has no process.
 func (h *Home) Remove() error {
 	entries, err := os.ReadDir(h.dir)
 	if errors.Is(err, fs.ErrNotExist) {

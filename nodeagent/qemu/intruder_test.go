@@ -109,7 +109,7 @@ func TestAdoptUnconfigured(t *testing.T) {
 		Files: map[string]string{kernelPath: files.Kernel.Name(), initrdPath: files.Initrd.Name()}, Argv: argv}
 	pl.RootFS, err = findRootFS(l.launcher.Program)
 	require.NoError(t, err)
-	pidfd, err := l.launcher.startLauncher(l.ctx, l.home, &r, pl, own)
+	pidfd, err := l.launcher.startLauncher(l.ctx, l.launcher.guest(l.home, &r), pl, own)
 	require.NoError(t, err)
 	closeAll(own...)
 	require.NoError(t, unix.Close(pidfd))

@@ -2,14 +2,11 @@ package qemu
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,6 +33,10 @@ type Launcher struct {
 	// that librbd reaches Ceph clusters, and may have the threads and the memory that librbd needs. The caller must
 	// install a packet filter that limits the addresses and ports that QEMU can reach. Optional.
 	RBD bool
+	// UEFI and SecureUEFI are the firmwares of VMs without and with secure boot. SWTPM is the absolute path of swtpm,
+	// under /usr, which emulates TPMs. If one is empty, the host does not serve such VMs. Optional.
+	UEFI, SecureUEFI Firmware
+	SWTPM            string
 }
 
 // tasks returns the maximum number of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up
@@ -44,6 +45,9 @@ func (s Spec) tasks(rbd bool) int {
 	n := s.VCPUs + 200
 	if rbd {
 		n += 40 * maxDisks
+	}
+	if s.TPM {
+		n += tpmTasks
 	}
 	return n
 }
@@ -58,11 +62,11 @@ func (s Spec) limits(rbd bool) cgroup.Limits {
 	if rbd {
 		limits.Memory += maxDisks * rbdMemory
 	}
+	if s.TPM {
+		limits.Memory += tpmMemory
+	}
 	return limits
 }
-
-// launchTimeout is the maximum time from the fork of the launcher to its execve of QEMU.
-const launchTimeout = 20 * time.Second
 
 // Launch starts QEMU for the VM that s describes; home is the VM's directory. The guest is paused before its first
 // instruction until [Process.Resume]. Launch returns when QEMU responds on both monitors. After an error, the process
@@ -83,8 +87,8 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	if s.ID != home.id {
 		return nil, invalid("the spec is of VM %q", s.ID)
 	}
-	if !slices.Contains(l.CPUModels, s.CPUModel) {
-		return nil, invalid("this host does not offer the CPU model %q", s.CPUModel)
+	if err := l.CheckHost(s); err != nil {
+		return nil, err
 	}
 	procs, err := l.Cgroups.Procs(home.id)
 	if err != nil {
@@ -122,6 +126,12 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	if r.BootID, err = bootID(); err != nil {
 		return nil, err
 	}
+	firmware, err := l.openFirmware(home, r.Spec)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(firmware...)
+	pass = append(pass, firmware...)
 	if err := home.begin(r); err != nil {
 		return nil, fmt.Errorf("write record: %w", err)
 	}
@@ -184,7 +194,16 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	if l.RBD {
 		pl.Texts = map[string]string{cephConfPath: cephConf}
 	}
-	pidfd, err := l.startLauncher(ctx, home, &r, pl, append(own, pass...))
+	keep := append(own, pass...)
+	if r.Spec.TPM {
+		tpm, err := l.startTPM(ctx, home, &r)
+		if err != nil {
+			return nil, err
+		}
+		defer closeAll(tpm)
+		keep = append(keep, tpm)
+	}
+	pidfd, err := l.startLauncher(ctx, l.guest(home, &r), pl, keep)
 	if err != nil {
 		return nil, err
 	}
@@ -201,6 +220,14 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 		return nil, err
 	}
 	return p, nil
+}
+
+// guest describes the QEMU of a VM as a process to start. Its pid is written to r.
+func (l *Launcher) guest(home *Home, r *Record) child {
+	return child{log: home.stderr(), isolated: !l.RBD, record: func(pid int, start uint64) error {
+		r.PID, r.StartTime, r.Started = pid, start, time.Now().UTC().Truncate(time.Millisecond)
+		return home.write("record.json", r)
+	}}
 }
 
 // open creates the files that every QEMU gets, in the order of their descriptors: three listening sockets, the console
@@ -245,101 +272,6 @@ func listen(dir *os.File, name string) (*os.File, error) {
 	defer l.Close()
 	l.SetUnlinkOnClose(false)
 	return l.File()
-}
-
-// startLauncher starts the launcher, waits until it has executed QEMU, and returns the pidfd of the process. It writes
-// the pid to the record before it sends the plan: if the agent ends in between, the launcher ends too, or the next
-// agent finds it. If startLauncher fails, it kills the process.
-func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl plan, keep []*os.File) (pidfd int, err error) {
-	planRead, planWrite, err := os.Pipe()
-	if err != nil {
-		return 0, err
-	}
-	defer closeAll(planRead, planWrite)
-	statusRead, statusWrite, err := os.Pipe()
-	if err != nil {
-		return 0, err
-	}
-	defer closeAll(statusRead, statusWrite)
-
-	pl.KeepFDs = 3 + len(keep)
-	// child is a separate variable for the deferred function. A return statement with an error sets the result pidfd to
-	// 0 before the deferred function runs.
-	var child int
-	if child, r.PID, err = l.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
-		return 0, fmt.Errorf("start launcher: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)
-			_, _ = unix.Wait4(r.PID, nil, 0, nil)
-			_ = unix.Close(child)
-		}
-	}()
-	closeAll(planRead, statusWrite)
-	r.Started = time.Now().UTC().Truncate(time.Millisecond)
-	if r.StartTime, err = startTime(r.PID); err != nil {
-		return 0, err
-	}
-	if err = home.write("record.json", r); err != nil {
-		return 0, fmt.Errorf("write record: %w", err)
-	}
-
-	deadline := time.Now().Add(launchTimeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
-	_ = planWrite.SetDeadline(deadline)
-	_ = statusRead.SetDeadline(deadline)
-	defer context.AfterFunc(ctx, func() { _ = statusRead.SetDeadline(time.Unix(1, 0)) })()
-	err = json.NewEncoder(planWrite).Encode(pl)
-	_ = planWrite.Close()
-	text, readErr := io.ReadAll(io.LimitReader(statusRead, 4096))
-	if len(text) > 0 {
-		err = errors.New(string(text))
-	} else {
-		err = errors.Join(err, readErr)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("launcher: %w", err)
-	}
-	return child, nil
-}
-
-// fork starts the launcher. The launcher inherits the files in pass as descriptors 3 and higher. The parameter in is
-// the number of the descriptor from which the launcher reads its plan. The launcher writes an error to descriptor in+1.
-func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer null.Close()
-	stderr, err := home.stderr().Writer()
-	if err != nil {
-		return 0, 0, err
-	}
-	defer stderr.Close()
-	flags := uintptr(unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS)
-	if !l.RBD {
-		flags |= unix.CLONE_NEWNET
-	}
-	proc, err := os.StartProcess(l.LauncherCommand[0], append(slices.Clone(l.LauncherCommand), strconv.Itoa(in), strconv.Itoa(in+1)), &os.ProcAttr{
-		Dir:   "/",
-		Env:   append(mutant.Environ(), "GOMAXPROCS=1"), // for the launcher; QEMU's environment is empty
-		Files: append([]*os.File{null, stderr, stderr}, pass...),
-		Sys: &syscall.SysProcAttr{
-			Setsid:     true,
-			Cloneflags: flags,
-			PidFD:      &pidfd,
-		},
-	})
-	if err != nil {
-		return 0, 0, err
-	}
-	pid = proc.Pid
-	// The os.Process is not needed: Process waits for the end of QEMU with the pidfd. os.Process.Wait would block a
-	// thread for each VM.
-	return pidfd, pid, proc.Release()
 }
 
 // removeCgroup kills all processes of the VM's control group and removes the group.

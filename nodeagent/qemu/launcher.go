@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// plan describes how the launcher confines and executes QEMU. The agent sends it as JSON over a pipe.
+// plan describes how the launcher confines and executes a program: QEMU, or swtpm. The agent sends it as JSON over a pipe.
 type plan struct {
 	Cgroups   []string // cgroup.procs files of the control groups that the launcher enters
 	UID       int      // also the gid
@@ -29,6 +29,7 @@ type plan struct {
 	FileBytes uint64            // limit of a file's size, in bytes
 	Files     map[string]string // read-only files: QEMU's path to the host's path
 	Texts     map[string]string // read-only files: QEMU's path to the content
+	Writable  map[string]string // directories that the program can write to: its path to the host's path, outside of Root
 	KeepFDs   int               // descriptors below this number are passed to QEMU
 	Argv      []string
 }
@@ -166,6 +167,11 @@ func (p *plan) mountRoot() error {
 			return fmt.Errorf("show %s: %w", to, err)
 		}
 	}
+	for to, from := range p.Writable {
+		if err := bindWritable(from, filepath.Join(p.Root, to)); err != nil {
+			return fmt.Errorf("show %s: %w", to, err)
+		}
+	}
 	for to, text := range p.Texts {
 		path := filepath.Join(p.Root, to)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -217,6 +223,18 @@ func bind(from, to string, dir, code bool) error {
 		attr.Attr_set |= unix.MOUNT_ATTR_NOEXEC
 	}
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(-1, to, unix.AT_RECURSIVE, &attr))
+}
+
+// bindWritable makes a bind mount of a directory of the host, in which the program can write files but not execute them.
+func bindWritable(from, to string) error {
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
+	return os.NewSyscallError("mount_setattr", unix.MountSetattr(-1, to, 0, &attr))
 }
 
 // devices creates the device nodes that QEMU opens by name, owned by the VM's uid.

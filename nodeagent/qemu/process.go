@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,7 @@ type Process struct {
 	home     *Home
 	record   Record // mu guards record.Spec.NICs and record.Spec.Disks; the other fields do not change
 	pidfd    *os.File
+	tpm      *os.File // pidfd of the TPM's process; nil if the VM has no TPM, or the process has ended
 	dir      *os.File // the home's directory, for socketPath
 
 	work, inspect *qmp.Socket
@@ -45,6 +47,7 @@ type Process struct {
 	life       context.Context // ends with Close, or when the process ends
 	end        context.CancelFunc
 	tasks      sync.WaitGroup
+	tpmLost    atomic.Bool // see TPMLost
 	gone       atomic.Bool // the process has ended, but its exit may not be recorded yet
 	configured atomic.Bool // QEMU has created the machine; see configure
 	exited     chan struct{}
@@ -87,10 +90,19 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 		_ = p.pidfd.Close()
 		return nil, err
 	}
+	if r.Spec.TPM && r.TPM != nil {
+		if p.tpm, err = home.openTPM(r.TPM); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			closeAll(p.pidfd, p.dir)
+			return nil, err
+		}
+	}
 	p.life, p.end = context.WithCancel(context.Background())
 	p.work = qmp.NewSocket(socketPath(p.dir, workSocket))
 	p.inspect = qmp.NewSocket(socketPath(p.dir, inspectSocket))
 	p.tasks.Go(p.waitExit)
+	if r.Spec.TPM {
+		p.tasks.Go(p.watchTPM)
+	}
 	p.tasks.Go(p.trimLogs)
 	p.tasks.Go(p.endEarlierCopies)
 	return p, nil
@@ -163,10 +175,13 @@ func (p *Process) LastError() string {
 func (p *Process) Close() {
 	p.end()
 	_ = p.pidfd.SetReadDeadline(time.Unix(1, 0))
+	if p.tpm != nil {
+		_ = p.tpm.SetReadDeadline(time.Unix(1, 0))
+	}
 	p.tasks.Wait()
 	_ = p.work.Close()
 	_ = p.inspect.Close()
-	closeAll(p.pidfd, p.dir)
+	closeAll(p.pidfd, p.tpm, p.dir)
 }
 
 func (p *Process) notify() {
@@ -176,17 +191,22 @@ func (p *Process) notify() {
 	}
 }
 
-// waitExit waits for the end of the process by its pidfd, without blocking a thread. Then it records the exit and
-// removes the control group.
-func (p *Process) waitExit() {
-	raw, err := p.pidfd.SyscallConn()
-	if err == nil {
-		err = raw.Read(func(fd uintptr) bool {
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-			return n > 0 && err == nil
-		})
-	}
+// awaitEnd waits for the end of the process with that pidfd, without blocking a thread. It returns an error if the pidfd
+// is closed or its read deadline passes.
+func awaitEnd(pidfd *os.File) error {
+	raw, err := pidfd.SyscallConn()
 	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n > 0 && err == nil
+	})
+}
+
+// waitExit waits for the end of the process. Then it records the exit and removes the control group.
+func (p *Process) waitExit() {
+	if awaitEnd(p.pidfd) != nil {
 		return // p was closed; the process continues to run.
 	}
 	p.gone.Store(true)
@@ -196,6 +216,9 @@ func (p *Process) waitExit() {
 	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
 	defer cancel()
 	if err := p.launcher.Cgroups.Kill(ctx, p.home.id); err == nil {
+		if p.record.TPM != nil {
+			_, _ = reap(p.record.TPM.PID)
+		}
 		_ = p.launcher.Cgroups.Remove(ctx, p.home.id)
 	}
 	close(p.exited)

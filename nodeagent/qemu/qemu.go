@@ -79,6 +79,11 @@
 //   - While a file in the VM's home exists, the guest is stopped by a migration, and nothing but ResumeMigrated starts
 //     its CPUs. Otherwise a later agent would take it for a guest that was stopped for a snapshot, and resume it.
 //   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
+//   - The files of a UEFI firmware are passed as descriptors: the code of the host, and the NVRAM of the VM.
+//   - The TPM is a process of its own (swtpm) in the VM's control group, confined like QEMU, with another uid and without
+//     network. It is started before QEMU, and ends with QEMU. If it ends before, QEMU and the guest continue without a
+//     TPM, because the guest may need none any more; the VM's next start has the TPM again with its state.
+//   - A CD-ROM drive is a SCSI device, or a SATA device for guests without drivers for virtio.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu
 
@@ -113,10 +118,16 @@ type Spec struct {
 	MemoryMiB    uint64 `json:"memory_mib"`
 	Disks        []Disk `json:"disks"` // in boot order; at most 16
 	Kernel       bool   `json:"kernel"`
-	Initrd       bool   `json:"initrd"`         // only with Kernel
-	Cmdline      string `json:"cmdline"`        // only with Kernel; at most 2 KiB of printable ASCII
-	NICs         []NIC  `json:"nics,omitempty"` // at most MaxNICs
-	Seed         bool   `json:"seed,omitempty"` // the VM has a seed, a small read-only disk that configures its guest
+	Initrd       bool   `json:"initrd"`                // only with Kernel
+	Cmdline      string `json:"cmdline"`               // only with Kernel; at most 2 KiB of printable ASCII
+	NICs         []NIC  `json:"nics,omitempty"`        // at most MaxNICs
+	Seed         bool   `json:"seed,omitempty"`        // the VM has a seed, a small read-only disk that configures its guest
+	UEFI         bool   `json:"uefi,omitempty"`        // the firmware is UEFI instead of BIOS
+	SecureBoot   bool   `json:"secure_boot,omitempty"` // only with UEFI, and without Kernel
+	TPM          bool   `json:"tpm,omitempty"`         // the VM has a TPM 2.0
+	CDROM        Bus    `json:"cdrom,omitempty"`       // SCSI or SATA: the VM has a CD-ROM drive on this bus
+	Windows      bool   `json:"windows,omitempty"`     // the guest is Windows: see Spec.cpu and Spec.rtc
+	LocalTime    bool   `json:"local_time,omitempty"`  // the guest's clock has the host's local time instead of UTC
 	// DiskPorts and NICPorts are the numbers of PCIe root ports for disks and for network interfaces. 0 means that the
 	// disks and interfaces decide. Process.Machine sets them, because the target of a migration needs the ports that the
 	// source was started with.
@@ -183,6 +194,10 @@ func (s Spec) Validate() error {
 		return invalid("the kernel's command line has %d bytes, more than %d", len(s.Cmdline), maxCmdline)
 	case !validCmdline.MatchString(s.Cmdline):
 		return invalid("the kernel's command line is not printable ASCII")
+	case s.SecureBoot && !s.UEFI:
+		return invalid("secure boot needs UEFI")
+	case s.SecureBoot && s.Kernel:
+		return invalid("with secure boot the firmware loads the kernel, not the host")
 	case s.DiskPorts < 0 || s.DiskPorts > maxDisks+sparePorts || s.NICPorts < 0 || s.NICPorts > MaxNICs:
 		return invalid("%d and %d root ports are not possible", s.DiskPorts, s.NICPorts)
 	case len(s.Disks) > maxDisks:
@@ -200,6 +215,9 @@ func (s Spec) Validate() error {
 			return invalid("disk %q is there twice, or in another's slot", d.ID)
 		}
 		ids[d.ID], places[d.node()] = true, true
+	}
+	if err := s.validateCDROM(); err != nil {
+		return err
 	}
 	return validateNICs(s.NICs)
 }
@@ -229,10 +247,13 @@ func (s Spec) KeepSlots(before Spec) (Spec, error) {
 	}
 	s.Disks = slices.Clone(s.Disks)
 	taken := map[string]bool{}
+	if s.CDROM != "" {
+		taken[Disk{Bus: s.CDROM, Slot: cdromSlot[s.CDROM]}.node()] = true
+	}
 	for i, d := range s.Disks {
 		if d.Slot == -1 {
 			at := slices.IndexFunc(before.Disks, func(b Disk) bool { return b.ID == d.ID && b.Bus == d.Bus })
-			if at >= 0 {
+			if at >= 0 && !taken[before.Disks[at].node()] {
 				s.Disks[i].Slot = before.Disks[at].Slot
 			}
 		}

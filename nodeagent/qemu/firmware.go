@@ -1,0 +1,132 @@
+package qemu
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Firmware are the files of a UEFI firmware on the host. Both are paths of raw flash images.
+type Firmware struct {
+	Code string // the firmware itself, which all VMs share
+	// Variables is the initial content of a VM's NVRAM. That of a firmware with secure boot has the keys enrolled with
+	// which the firmware verifies boot loaders.
+	Variables string
+}
+
+// Names of the files in a VM's home that have the NVRAM of its UEFI firmware. A VM has the second one if it was started
+// with secure boot. The two are separate, so that a guest that ran without secure boot cannot choose the keys of its
+// later starts with secure boot.
+const (
+	nvramName       = "nvram.fd"
+	secureNVRAMName = "nvram-secure.fd"
+)
+
+// CheckHost returns an error that wraps [ErrInvalid] if this host cannot run s: it lacks the CPU model, the firmware or
+// the TPM.
+func (l *Launcher) CheckHost(s Spec) error {
+	offered := false
+	for _, m := range l.CPUModels {
+		offered = offered || m == s.CPUModel
+	}
+	switch {
+	case !offered:
+		return invalid("this host does not offer the CPU model %q", s.CPUModel)
+	case s.UEFI && !s.SecureBoot && l.UEFI.Code == "":
+		return invalid("this host does not serve UEFI")
+	case s.SecureBoot && l.SecureUEFI.Code == "":
+		return invalid("this host does not serve secure boot")
+	case s.TPM && l.SWTPM == "":
+		return invalid("this host does not serve TPMs")
+	}
+	return nil
+}
+
+// openFirmware opens the code and the NVRAM of the firmware of s, in this order. If the VM has no NVRAM yet,
+// openFirmware creates it. It returns no files for a VM without UEFI. The caller closes the files.
+func (l *Launcher) openFirmware(home *Home, s Spec) ([]*os.File, error) {
+	if !s.UEFI {
+		return nil, nil
+	}
+	firmware, name := l.UEFI, nvramName
+	if s.SecureBoot {
+		firmware, name = l.SecureUEFI, secureNVRAMName
+		if mutant.On(mutant.BootWithoutKeys) {
+			firmware.Variables = l.UEFI.Variables
+		}
+	}
+	code, err := os.Open(firmware.Code)
+	if err != nil {
+		return nil, fmt.Errorf("open firmware: %w", err)
+	}
+	nvram, err := home.openNVRAM(name, firmware.Variables)
+	if err != nil {
+		closeAll(code)
+		return nil, fmt.Errorf("open NVRAM: %w", err)
+	}
+	return []*os.File{code, nvram}, nil
+}
+
+// openNVRAM opens the file of the home with that name. If it does not exist, openNVRAM creates it as a copy of the file
+// initial.
+func (h *Home) openNVRAM(name, initial string) (*os.File, error) {
+	f, err := os.OpenFile(h.path(name), os.O_RDWR, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	from, err := os.Open(initial)
+	if err != nil {
+		return nil, err
+	}
+	defer from.Close()
+	if err := atomicfile.Write(h.path(name), 0o600, func(to *os.File) error {
+		_, err := io.Copy(to, from)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(h.path(name), os.O_RDWR, 0)
+}
+
+// Names of the block nodes of the firmware's flash.
+const (
+	codeNode  = "firmware-code"
+	nvramNode = "firmware-nvram"
+)
+
+// firmware adds the flash of a UEFI firmware. The descriptor of the code is fd, that of the NVRAM follows. With secure
+// boot only code in system management mode can write to the flash, so that the guest's kernel cannot change the keys.
+// Suspend to RAM (S3) is disabled, because the firmware with secure boot does not start with it under TCG.
+func (a *args) firmware(s Spec, fd int) {
+	for i, one := range []struct {
+		node     string
+		readOnly bool
+	}{{codeNode, true}, {nvramNode, false}} {
+		a.fdset(fd+i, one.node)
+		a.json("-blockdev", object{"driver": "file", "node-name": one.node + "-file", "filename": fdsetPath(fd + i),
+			"read-only": one.readOnly, "auto-read-only": false})
+		a.json("-blockdev", object{"driver": "raw", "node-name": one.node, "file": one.node + "-file",
+			"read-only": one.readOnly, "auto-read-only": false})
+	}
+	a.add("-global", "ICH9-LPC.disable_s3=1")
+	if s.SecureBoot {
+		a.add("-global", "driver=cfi.pflash01,property=secure,value=on")
+	}
+}
+
+// machineFlash returns the options of -machine for the flash of a UEFI firmware.
+func (s Spec) machineFlash() string {
+	if !s.UEFI {
+		return ""
+	}
+	flash := fmt.Sprintf(",pflash0=%s,pflash1=%s", codeNode, nvramNode)
+	if s.SecureBoot {
+		flash += ",smm=on"
+	}
+	return flash
+}
