@@ -189,7 +189,11 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 			}
 		}), codes.InvalidArgument, "disks"},
 		{"another hypervisor", create(func(r *vmv1.CreateVmRequest) { r.Hypervisor = vmv1.HypervisorType_HYPERVISOR_TYPE_MICROVM }), codes.InvalidArgument, "KVM"},
-		{"secure boot", create(func(r *vmv1.CreateVmRequest) { r.Spec.Security = &vmv1.SecuritySpec{SecureBoot: true} }), codes.FailedPrecondition, "not served yet"},
+		{"secure boot with BIOS", create(func(r *vmv1.CreateVmRequest) {
+			r.Metadata = map[string]string{"trivet/firmware": "bios"}
+			r.Spec.Security = &vmv1.SecuritySpec{SecureBoot: true}
+		}), codes.InvalidArgument, "secure boot needs uefi"},
+		{"a path as CD-ROM", create(func(r *vmv1.CreateVmRequest) { r.Metadata = map[string]string{"trivet/cdrom": "/etc/shadow"} }), codes.InvalidArgument, "ID of an image"},
 		{"huge pages", create(func(r *vmv1.CreateVmRequest) { r.Spec.Memory = &vmv1.MemorySpec{SizeMib: 512, Hugepages: true} }), codes.FailedPrecondition, "not served yet"},
 		{"65 labels", create(func(r *vmv1.CreateVmRequest) {
 			r.Labels = map[string]string{}

@@ -6,6 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/facts"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // accelLabel is the node label whose value is the accelerator of this host's guests, kvm or tcg. Placement can select
@@ -24,6 +25,7 @@ type node struct {
 	ready       bool
 	pools       func() []*agentv1.StoragePool // returns none until the pools have been opened
 	rbdProblem  string                        // why the host serves no RBD volumes, or ""
+	machines    facts.Machines
 }
 
 // describe returns the node of a host with these settings, properties and accelerator.
@@ -52,6 +54,17 @@ func (n *node) facts() *agentv1.NodeFacts {
 		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
 		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
 		LiveMigration: true, Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem, RbdEncryption: n.rbdProblem == "",
+		MachineFeatures: machineFeatures(n.machines),
+	}
+}
+
+// machineFeatures returns the features of virtual machines that this agent knows.
+func machineFeatures(m facts.Machines) []*agentv1.MachineFeature {
+	return []*agentv1.MachineFeature{
+		{Name: cloud.FeatureUEFI, Problem: m.UEFI.Problem},
+		{Name: cloud.FeatureSecureBoot, Problem: m.SecureUEFI.Problem},
+		{Name: cloud.FeatureTPM, Problem: m.TPMProblem},
+		{Name: cloud.FeatureCDROM}, {Name: cloud.FeatureRescue}, {Name: cloud.FeatureOSType},
 	}
 }
 

@@ -76,7 +76,10 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		log.Warn("this host runs no guests: KVM does not work here, and allow_tcg is not set")
 	}
 
-	a := &agent{config: c, log: log}
+	self.machines = facts.ReadMachines(host.QEMU.Machine, host.Arch, accel.Kind)
+	log.Info("firmware", "uefi", self.machines.UEFI, "secure boot", self.machines.SecureUEFI, "tpm", self.machines.SWTPM)
+
+	a := &agent{config: c, log: log, firmware: self.machines}
 	if a.lease, err = lease.Open(a.dir("lease")); err != nil {
 		return err
 	}
@@ -142,6 +145,7 @@ type agent struct {
 	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
 
 	servesRBD bool // guests of the host can use RBD images
+	firmware  facts.Machines
 }
 
 // dir returns the path of a directory in the data directory.
@@ -211,7 +215,9 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 	a.qemu = &qemu.Launcher{
 		Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree,
 		CPUModels: host.QEMU.CPUModels, LargestDisk: largestVolume,
-		RBD: a.servesRBD,
+		RBD: a.servesRBD, SWTPM: a.firmware.SWTPM,
+		UEFI:       qemu.Firmware{Code: a.firmware.UEFI.Code, Variables: a.firmware.UEFI.Variables},
+		SecureUEFI: qemu.Firmware{Code: a.firmware.SecureUEFI.Code, Variables: a.firmware.SecureUEFI.Variables},
 	}
 	if err := a.qemu.RemoveFormats(ctx, a.homes); err != nil {
 		a.log.Warn("cannot remove what an interrupted creation of an encrypted volume left", "err", err)

@@ -244,5 +244,15 @@ func Remove(dir string) error {
 	return atomicfile.SyncDir(filepath.Dir(dir))
 }
 
+// RemoveOne removes the disk with that ID in dir. A missing disk or dir is no error. The image is kept.
+func RemoveOne(dir, id string) error {
+	for _, name := range []string{path(dir, id), notePath(dir, id)} {
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove disk %q: %w", id, err)
+		}
+	}
+	return nil
+}
+
 func path(dir, id string) string     { return filepath.Join(dir, id+".qcow2") }
 func notePath(dir, id string) string { return filepath.Join(dir, id+".json") }

@@ -255,14 +255,17 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, spec qemu.Spe
 	}
 	files := qemu.Files{Disks: map[string]qemu.Layers{}, Taps: taps}
 	defer func() {
-		for _, f := range []*os.File{files.Kernel, files.Initrd, files.Seed} {
+		for _, f := range []*os.File{files.Kernel, files.Initrd, files.Seed, files.CDROM} {
 			if f != nil {
 				f.Close()
 			}
 		}
 	}()
 	volumes.addTo(&spec, files.Disks)
-	for _, d := range want.GetDisks() {
+	if err := v.makeRescueDisk(ctx, want); err != nil {
+		return nil, err
+	}
+	for _, d := range ownDisks(want) {
 		if d.GetVolume() != nil {
 			continue
 		}
@@ -274,11 +277,14 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, spec qemu.Spe
 		files.Disks[d.GetId()] = qemu.Layers{Overlay: chain.Overlay, Base: chain.Base, Size: d.GetSizeBytes()}
 	}
 	var err error
-	for img, f := range map[*agentv1.AssignedImage]**os.File{want.GetKernel(): &files.Kernel, want.GetInitrd(): &files.Initrd} {
-		if img == nil {
+	for _, one := range []struct {
+		image *agentv1.AssignedImage
+		file  **os.File
+	}{{want.GetKernel(), &files.Kernel}, {want.GetInitrd(), &files.Initrd}, {want.GetCdrom(), &files.CDROM}} {
+		if one.image == nil {
 			continue
 		}
-		if *f, err = v.set.o.Images.Open(image(img)); err != nil {
+		if *one.file, err = v.set.o.Images.Open(image(one.image)); err != nil {
 			return nil, err
 		}
 	}
@@ -286,6 +292,14 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, spec qemu.Spe
 		return nil, err
 	}
 	return launch(ctx, v.home, spec, files, want.GetGeneration(), v.record.Mark)
+}
+
+// makeRescueDisk deletes the rescue disk of an earlier start, and makes a new one if the assigned VM has one.
+func (v *VM) makeRescueDisk(ctx context.Context, want *agentv1.AssignedVm) error {
+	if err := disk.RemoveOne(v.home.Disks(), cloud.RescueDisk); err != nil || want.GetRescue() == nil {
+		return err
+	}
+	return disk.Build(ctx, v.set.o.Images, v.home.Disks(), v.home.UID(), []disk.Disk{diskOf(want.GetRescue())})
 }
 
 // powerOff ends the VM's process. If the VM has only processes of which it has no record, powerOff kills all processes

@@ -71,6 +71,7 @@ type lab struct {
 	pool        string           // directory of the storage pool "local"; changed only before an agent uses it
 	storage     *storage.Storage // the host's volumes
 	stopStorage func()
+	swtpm       string // path of swtpm, or "" if the host serves no TPMs; changed only while no agent runs
 	rbdHelper   string // path of trivet-rbd, or "" if the host serves no RBD; changed only while no agent runs
 
 	volumeMu sync.Mutex
@@ -127,7 +128,7 @@ func (l *lab) start() {
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
 	launcher := &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
-		CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40, RBD: l.rbdHelper != ""}
+		CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40, RBD: l.rbdHelper != "", SWTPM: l.swtpm}
 	l.startStorage(func(ctx context.Context, id string, size uint64, key []byte) (*os.File, error) {
 		return launcher.Format(ctx, homes, id, size, key)
 	})
@@ -264,7 +265,8 @@ func with(want *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.A
 		VmId: want.VmId, Generation: want.Generation + 1, Power: want.Power, StopGraceMs: want.StopGraceMs, Reboots: want.Reboots,
 		Resets: want.Resets, Starts: want.Starts, Vcpus: want.Vcpus, Sockets: want.Sockets, CoresPerSocket: want.CoresPerSocket,
 		MemoryMib: want.MemoryMib, Disks: want.Disks, Nics: want.Nics, Seed: want.Seed,
-		Kernel: want.Kernel, Initrd: want.Initrd, Cmdline: want.Cmdline,
+		Kernel: want.Kernel, Initrd: want.Initrd, Cmdline: want.Cmdline, Firmware: want.Firmware, SecureBoot: want.SecureBoot,
+		Tpm: want.Tpm, Cdrom: want.Cdrom, Rescue: want.Rescue, OsType: want.OsType, RtcLocalTime: want.RtcLocalTime,
 	}
 	change(next)
 	return next

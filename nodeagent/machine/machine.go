@@ -334,6 +334,9 @@ func (v *VM) queryProcess(ctx context.Context) error {
 	if v.guest = guests[status.State]; v.guest == None {
 		v.guest, v.trouble = Paused, "the guest is stopped ("+status.State+")"
 	}
+	if v.guest == Running && v.process.TPMLost() {
+		v.trouble = "the VM's TPM has ended: stop and start the VM"
+	}
 	if text := v.process.LastError(); v.guest == Paused && text != "" {
 		v.trouble, v.recoverable = brief(errors.New(text)), status.State == "io-error"
 	}

@@ -1,7 +1,6 @@
 package machine
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
@@ -34,11 +33,19 @@ func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 		ID: want.GetVmId(), Machine: set.o.MachineType, Accel: set.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
 		Sockets: int(want.GetSockets()), Cores: int(want.GetCoresPerSocket()), MemoryMiB: want.GetMemoryMib(),
 		Kernel: want.GetKernel() != nil, Initrd: want.GetInitrd() != nil, Cmdline: want.GetCmdline(),
+		UEFI: want.GetFirmware() == agentv1.Firmware_FIRMWARE_UEFI, SecureBoot: want.GetSecureBoot(), TPM: want.GetTpm(),
+		Windows: want.GetOsType() == vmv1.OsType_OS_TYPE_WINDOWS, LocalTime: want.GetRtcLocalTime(),
+	}
+	if want.GetCdrom() != nil {
+		s.CDROM = qemu.SCSI
+		if s.Windows { // which has no driver for virtio
+			s.CDROM = qemu.SATA
+		}
 	}
 	if s.CPUModel == "" {
 		s.CPUModel = set.o.CPUModel
 	}
-	for _, d := range want.GetDisks() {
+	for _, d := range ownDisks(want) {
 		one := qemu.Disk{ID: d.GetId(), Bus: buses[d.GetBus()], Slot: -1, Cache: caches[d.GetCache()]}
 		if d.GetImage() != nil {
 			one.Base = formats[d.GetImage().GetFormat()]
@@ -59,27 +66,38 @@ func (set *MachineSet) check(want *agentv1.AssignedVm) error {
 	if err == nil {
 		err = s.Validate()
 	}
-	if err == nil && !slices.Contains(set.o.QEMU.CPUModels, s.CPUModel) {
-		err = fmt.Errorf("%w: this host does not offer the CPU model %q", qemu.ErrInvalid, s.CPUModel)
+	if err == nil {
+		err = set.o.QEMU.CheckHost(s)
 	}
 	return err
+}
+
+// ownDisks returns the disks with which a VM is started: its rescue disk if it has one, and its other disks.
+func ownDisks(want *agentv1.AssignedVm) []*agentv1.AssignedDisk {
+	if want.GetRescue() == nil {
+		return want.GetDisks()
+	}
+	return slices.Concat([]*agentv1.AssignedDisk{want.GetRescue()}, want.GetDisks())
 }
 
 // disks returns the disks of an assigned VM that are not volumes, as package disk describes them.
 func disks(want *agentv1.AssignedVm) []disk.Disk {
 	var out []disk.Disk
 	for _, d := range want.GetDisks() {
-		if d.GetVolume() != nil {
-			continue
+		if d.GetVolume() == nil {
+			out = append(out, diskOf(d))
 		}
-		one := disk.Disk{ID: d.GetId(), Size: d.GetSizeBytes()}
-		if d.GetImage() != nil {
-			img := image(d.GetImage())
-			one.Image = &img
-		}
-		out = append(out, one)
 	}
 	return out
+}
+
+func diskOf(d *agentv1.AssignedDisk) disk.Disk {
+	one := disk.Disk{ID: d.GetId(), Size: d.GetSizeBytes()}
+	if d.GetImage() != nil {
+		img := image(d.GetImage())
+		one.Image = &img
+	}
+	return one
 }
 
 func image(i *agentv1.AssignedImage) disk.Image {
@@ -89,12 +107,12 @@ func image(i *agentv1.AssignedImage) disk.Image {
 // images returns all images that a start of the assigned VM needs.
 func images(want *agentv1.AssignedVm) []disk.Image {
 	var out []disk.Image
-	for _, d := range want.GetDisks() {
+	for _, d := range ownDisks(want) {
 		if d.GetImage() != nil {
 			out = append(out, image(d.GetImage()))
 		}
 	}
-	for _, i := range []*agentv1.AssignedImage{want.GetKernel(), want.GetInitrd()} {
+	for _, i := range []*agentv1.AssignedImage{want.GetKernel(), want.GetInitrd(), want.GetCdrom()} {
 		if i != nil {
 			out = append(out, image(i))
 		}

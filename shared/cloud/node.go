@@ -74,8 +74,11 @@ type Node struct {
 	RBDEncryption   bool   `cbor:",omitempty"` // the host can make and open encrypted RBD volumes
 	LiveMigration   bool   `cbor:",omitempty"` // the host's agent can take part in live migrations
 	SharedMigration bool
-	CreatedAt       Time
-	UpdatedAt       Time
+	// Features are the features of virtual machines that the agent knows, such as FeatureUEFI. The value says why the
+	// host does not serve the feature, and is empty if it does.
+	Features  map[string]string `cbor:",omitempty"`
+	CreatedAt Time
+	UpdatedAt Time
 }
 
 // PoolShortage returns a text that says why volumes of another gib GiB do not fit in a pool of the host. It returns ""

@@ -104,6 +104,24 @@ type Security struct {
 	TPM        bool
 }
 
+// NormalizeFor does the same as Normalize. For Windows, which has no drivers for virtio, it sets unset buses of disks to
+// SATA and unset models of NICs to e1000.
+func (s *Spec) NormalizeFor(metadata map[string]string) {
+	if metadata[OSTypeKey] == "windows" {
+		for i := range s.Disks {
+			if d := &s.Disks[i]; d.Bus == BusUnspecified {
+				d.Bus = BusSATA
+			}
+		}
+		for i := range s.Network {
+			if n := &s.Network[i]; n.Model == ModelUnspecified {
+				n.Model = ModelE1000
+			}
+		}
+	}
+	s.Normalize()
+}
+
 // Normalize sets each unset field to the default that the wire contract defines. It changes no other field.
 func (s *Spec) Normalize() {
 	if s.CPU == nil {
@@ -227,6 +245,9 @@ func (d *Disk) Check(at string) error {
 	if err := CheckDeviceID(at+"id", d.ID); err != nil {
 		return err
 	}
+	if d.ID == RescueDisk {
+		return fault.Invalid(at+"id", "is reserved for the disk of a rescue")
+	}
 	sources := 0
 	for _, given := range []bool{d.Image != "", d.Volume != "", d.Blank} {
 		if given {
@@ -305,13 +326,8 @@ func (b *Boot) check() error {
 
 // CheckSupported returns FailedPrecondition if the spec uses a feature that this version does not support yet.
 func (s *Spec) CheckSupported() error {
-	switch {
-	case s.Memory.Hugepages:
+	if s.Memory.Hugepages {
 		return unsupported("spec.memory.hugepages", "huge pages are")
-	case s.Security.SecureBoot:
-		return unsupported("spec.security.secure_boot", "secure boot is")
-	case s.Security.TPM:
-		return unsupported("spec.security.tpm", "a TPM is")
 	}
 	return nil
 }

@@ -134,10 +134,8 @@ func TestNormalize(t *testing.T) {
 // and none for a spec without these.
 func TestCheckSupported(t *testing.T) {
 	for field, s := range map[string]Spec{
-		"":                          {Disks: []Disk{blank("a")}, Network: []NIC{{ID: "n"}}, Boot: Boot{Kernel: someImage}},
-		"spec.memory.hugepages":     {Memory: &Memory{SizeMiB: 64, Hugepages: true}},
-		"spec.security.secure_boot": {Security: Security{SecureBoot: true}},
-		"spec.security.tpm":         {Security: Security{TPM: true}},
+		"":                      {Disks: []Disk{blank("a")}, Network: []NIC{{ID: "n"}}, Boot: Boot{Kernel: someImage}},
+		"spec.memory.hugepages": {Memory: &Memory{SizeMiB: 64, Hugepages: true}},
 	} {
 		s.Normalize()
 		err := s.CheckSupported()

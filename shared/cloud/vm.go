@@ -34,6 +34,10 @@ type VM struct {
 	Disks []ResolvedDisk
 	// Kernel and Initrd are the images of a direct kernel boot, or nil. They do not change after the VM was created.
 	Kernel, Initrd *ImageRef
+	// CDROM is the image in the CD-ROM drive, and Rescue is the disk of a rescue. They are nil if the VM has none. They
+	// are derived from the metadata, and change only while the VM is STOPPED.
+	CDROM  *ImageRef     `cbor:",omitempty"`
+	Rescue *ResolvedDisk `cbor:",omitempty"`
 	// NICRefusal is the host's last refusal to attach or detach a NIC, or nil if NICs were changed after it.
 	NICRefusal *NICRefusal `cbor:",omitempty"`
 	// DiskRefusal is the host's last refusal to attach or detach a disk, or nil if disks were changed after it.

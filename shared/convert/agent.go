@@ -14,13 +14,33 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		power = agentv1.Power_POWER_ON
 	}
 	sockets, cores := vm.Spec.CPU.Topology()
-	return &agentv1.AssignedVm{
+	out := &agentv1.AssignedVm{
 		VmId: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project), Generation: vm.Generation,
 		Power: power, StopGraceMs: vm.Desired.GraceMS, Reboots: vm.Desired.Reboots, Resets: vm.Desired.Resets, Starts: vm.Desired.Starts,
 		Vcpus: vm.Spec.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: vm.Spec.CPU.Model,
 		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: assignedDisks(vm), Kernel: assignedImage(vm.Kernel),
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
 		MetadataTokensOptional: vm.TokensOptional(),
+	}
+	assignMachine(out, vm)
+	return out
+}
+
+// assignMachine sets the firmware, the TPM, the clock and the drives that are no disks of the VM. A VM with a rescue disk
+// boots from this disk by its firmware, and not from its kernel.
+func assignMachine(out *agentv1.AssignedVm, vm *cloud.VM) {
+	out.Firmware, out.OsType = agentv1.Firmware_FIRMWARE_BIOS, vmv1.OsType_OS_TYPE_LINUX
+	if vm.UEFI() {
+		out.Firmware = agentv1.Firmware_FIRMWARE_UEFI
+	}
+	if vm.Windows() {
+		out.OsType = vmv1.OsType_OS_TYPE_WINDOWS
+	}
+	out.SecureBoot, out.Tpm, out.RtcLocalTime = vm.Spec.Security.SecureBoot, vm.Spec.Security.TPM, vm.LocalClock()
+	out.Cdrom = assignedImage(vm.CDROM)
+	if vm.Rescue != nil {
+		out.Rescue = assignedDisk(*vm.Rescue)
+		out.Kernel, out.Initrd, out.Cmdline = nil, nil, ""
 	}
 }
 

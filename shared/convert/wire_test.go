@@ -101,13 +101,13 @@ func TestResponsesSetEveryField(t *testing.T) {
 	spec := SpecFrom(filled(&vmv1.VmSpec{}, 0))
 	vm := cloud.VM{
 		ID: "i", Name: "n", Org: "o", Project: "p", State: cloud.Running, Spec: spec, Node: "n1", Hypervisor: cloud.KVM,
-		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{cloud.MetadataTokens: "optional"}, Labels: map[string]string{"c": "d"},
+		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{cloud.MetadataTokens: "optional", cloud.OSTypeKey: "windows"}, Labels: map[string]string{"c": "d"},
 		Status:  cloud.Status{Actual: cloud.Running, PID: 1, StartedAt: 2, Addresses: []string{"a"}, LastError: "e"},
 		Desired: cloud.Desired{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
 	}
 	vm.Spec.Network[0].MTU = 1450
 	image := &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
-	vm.Kernel, vm.Initrd = image, image
+	vm.Kernel, vm.Initrd, vm.CDROM = image, image, image
 	vm.Spec.Disks[0].ID = "d"
 	vm.Disks = []cloud.ResolvedDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
 	full := cloud.Usage{CPUPercent: 1, MemoryMiB: 1, DiskReadBytes: 1, DiskWriteBytes: 1, NetworkReceivedBytes: 1, NetworkTransmitBytes: 1}
@@ -129,6 +129,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 	require.Empty(t, assigned.Migration.Machine)
 	assigned.Migration.Machine = target.Machine                                   // set for the target
 	assigned.Migration.MaxBytesPerSecond, assigned.Migration.MaxDowntimeMs = 1, 1 // the agent's defaults apply
+	assigned.Rescue = assigned.Disks[0]                                           // only without a kernel
 	requireFull(t, assigned.ProtoReflect())
 
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))

@@ -301,6 +301,7 @@ func TestReport(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Send(&agentv1.ReportRequest{Facts: &agentv1.NodeFacts{
 		QemuVersion: "7.2.0", CpuModels: []string{"EPYC"}, Architecture: vmv1.Architecture(cloud.X8664),
+		MachineFeatures: []*agentv1.MachineFeature{{Name: "uefi"}, {Name: "tpm", Problem: "swtpm is not installed"}},
 	}}))
 	message := &agentv1.ReportRequest{}
 	for n := range 40 {
@@ -311,6 +312,7 @@ func TestReport(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "7.2.0", w.node(a.id).QEMUVersion)
 	require.Equal(t, cloud.X8664, w.node(a.id).Architecture)
+	require.Equal(t, map[string]string{"uefi": "", "tpm": "swtpm is not installed"}, w.node(a.id).Features)
 	require.Len(t, w.vms.reports, 1)
 	require.Len(t, w.vms.reports[a.id], 40)
 	require.Equal(t, testVM(39), w.vms.reports[a.id][39].VM)
@@ -321,6 +323,10 @@ func TestReport(t *testing.T) {
 		"printable":    {CpuModels: []string{strings.Repeat("x", maxWordBytes+1)}},
 		"qemu_version": {QemuVersion: "7.2\n"},
 		"architecture": {Architecture: 257},
+		"at most 32":   {MachineFeatures: make([]*agentv1.MachineFeature, maxFeatures+1)},
+		"occurs twice": {MachineFeatures: []*agentv1.MachineFeature{{Name: "uefi"}, {Name: "uefi"}}},
+		"is invalid":   {MachineFeatures: []*agentv1.MachineFeature{{Name: "UEFI"}}},
+		"one line":     {MachineFeatures: []*agentv1.MachineFeature{{Name: "uefi", Problem: "a\nb"}}},
 	} {
 		s, err := a.Report(ctx)
 		require.NoError(t, err)

@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -13,8 +15,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// maxRBDProblem is the maximum length, in bytes, of the reason why a host does not serve RBD.
-const maxRBDProblem = 200
+const (
+	// maxProblem is the maximum length, in bytes, of the reason why a host does not serve RBD or another feature.
+	maxProblem = 200
+	// maxFeatures is the maximum number of features of virtual machines that a host reports.
+	maxFeatures = 32
+)
+
+var validFeature = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
 // hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture,
 // storage pools, and whether the host serves RBD and takes part in live
@@ -28,16 +36,20 @@ type hostFacts struct {
 	rbdProblem   string
 	rbdEncrypts  bool
 	migrates     bool
+	features     map[string]string
 }
 
 func factsOf(n *cloud.Node) hostFacts {
-	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption, n.LiveMigration}
+	return hostFacts{
+		n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption, n.LiveMigration,
+		n.Features,
+	}
 }
 
 func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
 		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem &&
-		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates
+		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates && maps.Equal(f.features, g.features)
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -66,13 +78,46 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if err != nil {
 		return hostFacts{}, err
 	}
-	if problem := f.GetRbdProblem(); len(problem) > maxRBDProblem || strings.ContainsFunc(problem, unicode.IsControl) {
-		return hostFacts{}, fault.Invalid("facts.rbd_problem", "one line of at most %d bytes", maxRBDProblem)
+	if err := checkProblem("facts.rbd_problem", f.GetRbdProblem()); err != nil {
+		return hostFacts{}, err
+	}
+	features, err := checkFeatures(f.GetMachineFeatures())
+	if err != nil {
+		return hostFacts{}, err
 	}
 	return hostFacts{
 		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
-		f.GetRbdEncryption(), f.GetLiveMigration(),
+		f.GetRbdEncryption(), f.GetLiveMigration(), features,
 	}, nil
+}
+
+func checkProblem(field, problem string) error {
+	if len(problem) > maxProblem || strings.ContainsFunc(problem, unicode.IsControl) {
+		return fault.Invalid(field, "one line of at most %d bytes", maxProblem)
+	}
+	return nil
+}
+
+// checkFeatures converts the features of virtual machines that a host reports.
+func checkFeatures(all []*agentv1.MachineFeature) (map[string]string, error) {
+	const field = "facts.machine_features"
+	if len(all) > maxFeatures {
+		return nil, fault.Invalid(field, "at most %d", maxFeatures)
+	}
+	var features map[string]string
+	for _, f := range all {
+		if _, twice := features[f.GetName()]; twice || !validFeature.MatchString(f.GetName()) {
+			return nil, fault.Invalid(field, "the name of a feature is invalid or occurs twice")
+		}
+		if err := checkProblem(field, f.GetProblem()); err != nil {
+			return nil, err
+		}
+		if features == nil {
+			features = map[string]string{}
+		}
+		features[f.GetName()] = f.GetProblem()
+	}
+	return features, nil
 }
 
 // receiveFacts checks the facts (CPU models, QEMU version, architecture, storage pools) that a host reports once per
@@ -106,7 +151,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 	_, inTurn, err := s.updateNodeThrottled(ctx, id, &b.lastFacts, func(n *cloud.Node) {
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
 		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
-		n.RBDEncryption, n.LiveMigration = waiting.rbdEncrypts, waiting.migrates
+		n.RBDEncryption, n.LiveMigration, n.Features = waiting.rbdEncrypts, waiting.migrates, waiting.features
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

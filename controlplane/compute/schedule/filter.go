@@ -29,6 +29,8 @@ var filters = []filter{
 		func(_ *host, q *query) Refusal {
 			return Refusal{Reason: "does not offer the CPU model " + q.CPUModel}
 		}},
+	{func(h *host, q *query) bool { return h.node.MissingFeature(q.Features) != "" },
+		func(h *host, q *query) Refusal { return Refusal{Reason: h.node.FeatureShortage(q.Features)} }},
 	{func(h *host, q *query) bool { return q.Skip[h.node.ID] != "" },
 		func(h *host, q *query) Refusal { return Refusal{Reason: q.Skip[h.node.ID]} }},
 	{func(h *host, q *query) bool { return q.check(h) != "" },

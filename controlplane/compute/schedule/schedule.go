@@ -43,6 +43,8 @@ type Request struct {
 	Architecture cloud.Architecture
 	// CPUModel must be among the CPU models that the host reports; empty allows any host.
 	CPUModel string
+	// Features are the features of virtual machines that the host must serve, such as cloud.FeatureUEFI.
+	Features []string
 	// Selector holds the labels, with their values, that the host must have.
 	Selector map[string]string
 	// On is the only host that may be chosen. It is empty if any host may be chosen.

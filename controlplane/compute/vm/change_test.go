@@ -211,7 +211,7 @@ func TestUpdateTable(t *testing.T) {
 		{"another org's kernel", off, Change{Boot: &cloud.Boot{Kernel: private}}, fault.NotFound, string(private), nil},
 		{"another org's initrd", off, Change{Boot: &cloud.Boot{Kernel: kernel, Initrd: private}}, fault.NotFound, string(private), nil},
 		{"a kernel that needs more memory", off, Change{Boot: &cloud.Boot{Kernel: needy}}, fault.InvalidArgument, "2048 MiB", nil},
-		{"a TPM", off, Change{Security: &cloud.Security{TPM: true}}, fault.FailedPrecondition, "not served yet", nil},
+		{"a TPM that the host does not have", off, Change{Security: &cloud.Security{TPM: true}}, fault.ResourceExhausted, "does not serve tpm", nil},
 		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"a larger disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 6}}}, fault.InvalidArgument, "spec.disks", nil},
 		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},

@@ -45,7 +45,7 @@ type createArgs struct {
 
 // Create places a VM on a host, creates its record, and returns the VM as CREATING. body is the hash of the request.
 func (s *Service) Create(ctx context.Context, t cloud.Tenant, w CreateRequest, body [32]byte) (Created, error) {
-	w.Spec.Normalize()
+	w.Spec.NormalizeFor(w.Metadata)
 	var err error
 	if w.Seed, w.Metadata, err = takeSeed(w.Metadata); err != nil {
 		return Created{}, err
@@ -76,6 +76,9 @@ func (w *CreateRequest) check() error {
 		return err
 	}
 	if err := checkPlacementLabels(w.Labels); err != nil {
+		return err
+	}
+	if err := cloud.CheckMachine(w.Metadata, &w.Spec); err != nil {
 		return err
 	}
 	return w.Spec.CheckSupported()
@@ -208,13 +211,13 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 	return vm, err
 }
 
-// resolveImages checks that the org of vm may use the images in the VM's spec. It sets the disks, kernel and initrd
-// with which the host builds the VM, and returns the images by ID. Images whose IDs are in current, which the VM
+// resolveImages checks that the org of vm may use the VM's images. It sets the disks, kernel, initrd, CD-ROM and rescue
+// disk with which the host builds the VM, and returns the images by ID. Images whose IDs are in current, which the VM
 // already uses, are accepted even if its org can no longer see them.
 func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
 	images := map[cloud.ImageID]*image.Usable{}
 	var first *image.Usable
-	for _, id := range vm.Spec.Images() {
+	for _, id := range vm.Images() {
 		i, err := lookupImage(tx, vm.Org, id, slices.Contains(current, id))
 		if err != nil {
 			return nil, err
@@ -251,7 +254,26 @@ func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[clo
 	if k := images[vm.Spec.Boot.Initrd]; k != nil {
 		vm.Initrd = k.Built()
 	}
-	return images, nil
+	return images, resolveDrives(vm, images)
+}
+
+// resolveDrives sets the CD-ROM and the rescue disk of vm. The parameter images has the VM's images by ID.
+func resolveDrives(vm *cloud.VM, images map[cloud.ImageID]*image.Usable) error {
+	vm.CDROM, vm.Rescue = nil, nil
+	if i := images[cloud.ImageID(vm.Metadata[cloud.CDROMKey])]; i != nil {
+		if vm.CDROM = i.Built(); vm.CDROM.Format != cloud.FormatRaw {
+			return fault.Invalid("metadata", "%s: image %s is not RAW, as ISO images are", cloud.CDROMKey, i.ID)
+		}
+	}
+	if i := images[cloud.ImageID(vm.Metadata[cloud.RescueKey])]; i != nil {
+		const sector = 512
+		size := (i.VirtualSize + sector - 1) / sector * sector
+		vm.Rescue = &cloud.ResolvedDisk{ID: cloud.RescueDisk, SizeBytes: size, Bus: cloud.BusVirtio, Cache: cloud.CacheWriteback, Image: i.Built()}
+		if i.OSType == cloud.Windows { // which has no drivers for virtio
+			vm.Rescue.Bus = cloud.BusSATA
+		}
+	}
+	return nil
 }
 
 func lookupImage(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, current bool) (*image.Usable, error) {

@@ -100,7 +100,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	if err := tenant.Give(tx, vm.Tenant(), tenant.Machines, amountOf(&vm.Spec)); err != nil {
 		return deleteResponse{}, err
 	}
-	for _, id := range vm.Spec.Images() {
+	for _, id := range vm.Images() {
 		image.Release(tx, id, vm.ID)
 	}
 	if len(vm.Spec.Network) > 0 {

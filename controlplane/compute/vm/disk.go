@@ -105,6 +105,9 @@ func (s *Service) attachDiskOnLeader(ctx context.Context, q diskRequest) (powerR
 		if err := vm.Spec.Check(); err != nil {
 			return fault.New(fault.FailedPrecondition, "VM %s can have no more disks: %v", vm.Name, err)
 		}
+		if err := cloud.CheckMachine(vm.Metadata, &vm.Spec); err != nil {
+			return fault.New(fault.FailedPrecondition, "VM %s can have no more disks: %v", vm.Name, err)
+		}
 		return nil
 	})
 }

@@ -104,6 +104,9 @@ func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool
 
 func usesImage(vm *cloud.VM, sha256 string) bool {
 	is := func(i *cloud.ImageRef) bool { return i != nil && i.SHA256 == sha256 }
+	if is(vm.CDROM) || vm.Rescue != nil && is(vm.Rescue.Image) {
+		return true
+	}
 	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.ResolvedDisk) bool { return is(d.Image) })
 }
 

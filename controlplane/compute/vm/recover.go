@@ -118,13 +118,16 @@ func recoverable(r store.Reader, id cloud.NodeID, p store.Record[node.Placed], c
 	return vm, nil
 }
 
-// immovable returns "" if all disks of a VM can be used on other hosts. Otherwise it returns the reason, as the
-// predicate of a sentence whose subject is the VM.
+// immovable returns "" if all disks of a VM can be used on other hosts, and the VM has no other state on its host.
+// Otherwise it returns the reason, as the predicate of a sentence whose subject is the VM.
 func immovable(r store.Reader, vm *cloud.VM) (string, error) {
 	for _, d := range vm.Spec.Disks {
 		if d.Volume == "" {
 			return "has the disk " + d.ID + ", which is on its host only", nil
 		}
+	}
+	if why := vm.StateOnHost(); why != "" {
+		return why, nil
 	}
 	return volume.Immovable(r, vm.Tenant(), vm.Spec.Volumes())
 }
@@ -269,7 +272,7 @@ func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed bool, e
 // moveRecords chooses a host for a PENDING VM, and changes all records that name the VM's host.
 func (s *Service) moveRecords(tx *store.Tx, vm *cloud.VM) error {
 	images := map[cloud.ImageID]*image.Usable{}
-	for _, id := range vm.Spec.Images() {
+	for _, id := range vm.Images() {
 		i, err := lookupImage(tx, vm.Org, id, true)
 		if err != nil {
 			return err

@@ -35,7 +35,8 @@ type updateRequest struct {
 	Change Change
 }
 
-// Update changes labels and metadata of a VM in any state, and processor, memory, boot and security of a STOPPED VM.
+// Update changes labels and metadata of a VM in any state, and processor, memory, boot and security of a STOPPED VM, also
+// the metadata that configures the virtual machine (see cloud.FirmwareKey).
 // The new labels and metadata are merged into the old ones. Disks and NICs cannot be changed.
 func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
@@ -123,8 +124,8 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 			return false, fault.Invalid("spec.network", "NICs cannot be changed by UpdateVm: use AttachNic and DetachNic")
 		}
 	}
-	if !reflect.DeepEqual(spec, vm.Spec) {
-		if err := s.changeSpec(tx, vm, spec); err != nil {
+	if !reflect.DeepEqual(spec, vm.Spec) || !cloud.SameMachine(before.Metadata, vm.Metadata) {
+		if err := s.changeSpec(tx, vm, spec, before.Images()); err != nil {
 			return false, err
 		}
 	}
@@ -150,13 +151,17 @@ func checkPairs(vm *cloud.VM) error {
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
-// changeSpec changes the spec of a stopped VM. The VM stays on its host, because the host has its disks. It returns
+// changeSpec changes the spec of a stopped VM. The metadata in vm is that after the change. The parameter before has the
+// images that the VM used before. The VM stays on its host, because the host has its disks. changeSpec returns
 // ResourceExhausted if the new spec does not fit on that host.
-func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
+func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before []cloud.ImageID) error {
 	if err := spec.Check(); err != nil {
 		return err
 	}
 	if err := spec.CheckSupported(); err != nil {
+		return err
+	}
+	if err := cloud.CheckMachine(vm.Metadata, &spec); err != nil {
 		return err
 	}
 	if vm.State != cloud.Stopped {
@@ -170,16 +175,18 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error 
 		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer in the cluster", vm.Name)
 	}
 	n.Allocated = n.Allocated.Minus(vm.Spec.Need())
-	if why := schedule.Excludes(n, &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model}); why != "" {
+	old := vm.Spec
+	vm.Spec = spec
+	request := &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model, Features: vm.Features()}
+	if why := schedule.Excludes(n, request); why != "" {
 		return fault.New(fault.ResourceExhausted, "the host of VM %s %s", vm.Name, why).WithReason("NO_HOST_FITS")
 	}
-	if err := chargeQuota(tx, vm, amountOf(&spec), amountOf(&vm.Spec)); err != nil {
+	if err := chargeQuota(tx, vm, amountOf(&spec), amountOf(&old)); err != nil {
 		return err
 	}
 	n.Allocated = n.Allocated.Plus(spec.Need())
 	node.Nodes.Put(tx, n, string(vm.Node))
-	before := vm.Spec.Images()
-	vm.Spec, vm.Disks, vm.Kernel, vm.Initrd = spec, nil, nil, nil
+	vm.Disks, vm.Kernel, vm.Initrd = nil, nil, nil
 	images, err := resolveImages(tx, vm, before)
 	if err != nil {
 		return err

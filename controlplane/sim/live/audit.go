@@ -261,7 +261,7 @@ func (a *witness) balance() error {
 		if a.names[vm.Name] != id {
 			return fmt.Errorf("VM %s has the name %s, which belongs to VM %s", id, vm.Name, a.names[vm.Name])
 		}
-		for _, image := range vm.Spec.Images() {
+		for _, image := range vm.Images() {
 			if uses++; !a.uses["image-use/"+string(image)+"/"+string(id)] {
 				return fmt.Errorf("image %s has no record that VM %s uses it", image, id)
 			}

@@ -97,6 +97,55 @@ func (Power) EnumDescriptor() ([]byte, []int) {
 	return file_agent_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+type Firmware int32
+
+const (
+	Firmware_FIRMWARE_UNSPECIFIED Firmware = 0
+	Firmware_FIRMWARE_BIOS        Firmware = 1
+	Firmware_FIRMWARE_UEFI        Firmware = 2
+)
+
+// Enum value maps for Firmware.
+var (
+	Firmware_name = map[int32]string{
+		0: "FIRMWARE_UNSPECIFIED",
+		1: "FIRMWARE_BIOS",
+		2: "FIRMWARE_UEFI",
+	}
+	Firmware_value = map[string]int32{
+		"FIRMWARE_UNSPECIFIED": 0,
+		"FIRMWARE_BIOS":        1,
+		"FIRMWARE_UEFI":        2,
+	}
+)
+
+func (x Firmware) Enum() *Firmware {
+	p := new(Firmware)
+	*p = x
+	return p
+}
+
+func (x Firmware) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Firmware) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (Firmware) Type() protoreflect.EnumType {
+	return &file_agent_v1_agent_proto_enumTypes[1]
+}
+
+func (x Firmware) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Firmware.Descriptor instead.
+func (Firmware) EnumDescriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 // MigrationRole is what a host does in a migration.
 type MigrationRole int32
 
@@ -134,11 +183,11 @@ func (x MigrationRole) String() string {
 }
 
 func (MigrationRole) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (MigrationRole) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[1]
+	return &file_agent_v1_agent_proto_enumTypes[2]
 }
 
 func (x MigrationRole) Number() protoreflect.EnumNumber {
@@ -147,7 +196,7 @@ func (x MigrationRole) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MigrationRole.Descriptor instead.
 func (MigrationRole) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 // MigrationPhase is how far a migration may proceed on both hosts. The control plane sets the next phase only when both
@@ -198,11 +247,11 @@ func (x MigrationPhase) String() string {
 }
 
 func (MigrationPhase) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (MigrationPhase) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[2]
+	return &file_agent_v1_agent_proto_enumTypes[3]
 }
 
 func (x MigrationPhase) Number() protoreflect.EnumNumber {
@@ -211,7 +260,7 @@ func (x MigrationPhase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MigrationPhase.Descriptor instead.
 func (MigrationPhase) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 // Observed is what the agent sees of a VM.
@@ -274,11 +323,11 @@ func (x Observed) String() string {
 }
 
 func (Observed) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[4].Descriptor()
 }
 
 func (Observed) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[3]
+	return &file_agent_v1_agent_proto_enumTypes[4]
 }
 
 func (x Observed) Number() protoreflect.EnumNumber {
@@ -287,7 +336,7 @@ func (x Observed) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Observed.Descriptor instead.
 func (Observed) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 // Exit is why a process ended.
@@ -330,11 +379,11 @@ func (x Exit) String() string {
 }
 
 func (Exit) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[4].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[5].Descriptor()
 }
 
 func (Exit) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[4]
+	return &file_agent_v1_agent_proto_enumTypes[5]
 }
 
 func (x Exit) Number() protoreflect.EnumNumber {
@@ -343,7 +392,7 @@ func (x Exit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Exit.Descriptor instead.
 func (Exit) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 // MigrationState is how far a host has come in a migration.
@@ -410,11 +459,11 @@ func (x MigrationState) String() string {
 }
 
 func (MigrationState) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[5].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[6].Descriptor()
 }
 
 func (MigrationState) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[5]
+	return &file_agent_v1_agent_proto_enumTypes[6]
 }
 
 func (x MigrationState) Number() protoreflect.EnumNumber {
@@ -423,7 +472,7 @@ func (x MigrationState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MigrationState.Descriptor instead.
 func (MigrationState) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 // SnapshotState is the state of a snapshot on the host.
@@ -469,11 +518,11 @@ func (x SnapshotState) String() string {
 }
 
 func (SnapshotState) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[6].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[7].Descriptor()
 }
 
 func (SnapshotState) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[6]
+	return &file_agent_v1_agent_proto_enumTypes[7]
 }
 
 func (x SnapshotState) Number() protoreflect.EnumNumber {
@@ -482,7 +531,7 @@ func (x SnapshotState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotState.Descriptor instead.
 func (SnapshotState) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 type JoinRequest struct {
@@ -921,6 +970,26 @@ type AssignedVm struct {
 	// may then start the VM on another host. The host does not start the VM again before it has a new lease and a new
 	// complete assignment.
 	StopsWithLease bool `protobuf:"varint,260,opt,name=stops_with_lease,json=stopsWithLease,proto3" json:"stops_with_lease,omitempty"`
+	// The firmware that starts the guest. FIRMWARE_UNSPECIFIED: BIOS. The host keeps the NVRAM of a VM with UEFI as long
+	// as it keeps the VM's disks. This field and the fields up to 306 take effect at the next start.
+	Firmware Firmware `protobuf:"varint,300,opt,name=firmware,proto3,enum=agent.v1.Firmware" json:"firmware,omitempty"`
+	// True: the firmware starts only programs that are signed with a key that is enrolled in its NVRAM. Only with
+	// FIRMWARE_UEFI and without a kernel.
+	SecureBoot bool `protobuf:"varint,301,opt,name=secure_boot,json=secureBoot,proto3" json:"secure_boot,omitempty"`
+	// True: the VM has a TPM 2.0. The host keeps the TPM's state as long as it keeps the VM's disks, also while this field
+	// is false.
+	Tpm bool `protobuf:"varint,302,opt,name=tpm,proto3" json:"tpm,omitempty"`
+	// The image in the CD-ROM drive, in the format RAW. The firmware tries the drive after all disks. Absent: the VM has
+	// no drive.
+	Cdrom *AssignedImage `protobuf:"bytes,303,opt,name=cdrom,proto3" json:"cdrom,omitempty"`
+	// The disk with which a guest with problems is repaired. Its image is required. The host makes the disk anew from the
+	// image at each start, and deletes the disk at the first start without this field. The disk comes before all others
+	// in the boot order.
+	Rescue *AssignedDisk `protobuf:"bytes,304,opt,name=rescue,proto3" json:"rescue,omitempty"`
+	// Unspecified: LINUX.
+	OsType v1.OsType `protobuf:"varint,305,opt,name=os_type,json=osType,proto3,enum=vmcontroller.v1.OsType" json:"os_type,omitempty"`
+	// True: the guest's clock begins with the host's local time instead of UTC.
+	RtcLocalTime bool `protobuf:"varint,306,opt,name=rtc_local_time,json=rtcLocalTime,proto3" json:"rtc_local_time,omitempty"`
 	// Set while the VM is being migrated. Both hosts of the migration have an assignment with it.
 	Migration     *AssignedMigration `protobuf:"bytes,360,opt,name=migration,proto3" json:"migration,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1114,6 +1183,55 @@ func (x *AssignedVm) GetMetadataTokensOptional() bool {
 func (x *AssignedVm) GetStopsWithLease() bool {
 	if x != nil {
 		return x.StopsWithLease
+	}
+	return false
+}
+
+func (x *AssignedVm) GetFirmware() Firmware {
+	if x != nil {
+		return x.Firmware
+	}
+	return Firmware_FIRMWARE_UNSPECIFIED
+}
+
+func (x *AssignedVm) GetSecureBoot() bool {
+	if x != nil {
+		return x.SecureBoot
+	}
+	return false
+}
+
+func (x *AssignedVm) GetTpm() bool {
+	if x != nil {
+		return x.Tpm
+	}
+	return false
+}
+
+func (x *AssignedVm) GetCdrom() *AssignedImage {
+	if x != nil {
+		return x.Cdrom
+	}
+	return nil
+}
+
+func (x *AssignedVm) GetRescue() *AssignedDisk {
+	if x != nil {
+		return x.Rescue
+	}
+	return nil
+}
+
+func (x *AssignedVm) GetOsType() v1.OsType {
+	if x != nil {
+		return x.OsType
+	}
+	return v1.OsType(0)
+}
+
+func (x *AssignedVm) GetRtcLocalTime() bool {
+	if x != nil {
+		return x.RtcLocalTime
 	}
 	return false
 }
@@ -2441,8 +2559,11 @@ type NodeFacts struct {
 	// True if the agent can take part in live migrations (AssignedVm.migration). Agents of earlier versions do not set
 	// this field. They would start a VM that they are to receive.
 	LiveMigration bool `protobuf:"varint,363,opt,name=live_migration,json=liveMigration,proto3" json:"live_migration,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The features of virtual machines that the agent knows: at most 32, each once. Agents of earlier versions report none:
+	// they would ignore the fields of AssignedVm that request these features.
+	MachineFeatures []*MachineFeature `protobuf:"bytes,300,rep,name=machine_features,json=machineFeatures,proto3" json:"machine_features,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *NodeFacts) Reset() {
@@ -2545,6 +2666,68 @@ func (x *NodeFacts) GetLiveMigration() bool {
 	return false
 }
 
+func (x *NodeFacts) GetMachineFeatures() []*MachineFeature {
+	if x != nil {
+		return x.MachineFeatures
+	}
+	return nil
+}
+
+// MachineFeature is a feature of virtual machines that a host serves or, because something is missing, does not serve.
+type MachineFeature struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// uefi, secure-boot, tpm, cdrom, rescue, os-type, or another name of 1 to 64 characters of a-z, 0-9 and -.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Why the host does not serve the feature: one line of at most 200 bytes. Empty: the host serves the feature.
+	Problem       string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineFeature) Reset() {
+	*x = MachineFeature{}
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineFeature) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineFeature) ProtoMessage() {}
+
+func (x *MachineFeature) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineFeature.ProtoReflect.Descriptor instead.
+func (*MachineFeature) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *MachineFeature) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MachineFeature) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // StoragePool is a directory for volumes in the configuration of a host.
 type StoragePool struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2568,7 +2751,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2763,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2776,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StoragePool) GetName() string {
@@ -2668,7 +2851,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2863,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2876,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -2832,7 +3015,7 @@ type MigrationObservation struct {
 
 func (x *MigrationObservation) Reset() {
 	*x = MigrationObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +3027,7 @@ func (x *MigrationObservation) String() string {
 func (*MigrationObservation) ProtoMessage() {}
 
 func (x *MigrationObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +3040,7 @@ func (x *MigrationObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationObservation.ProtoReflect.Descriptor instead.
 func (*MigrationObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MigrationObservation) GetAttempt() uint64 {
@@ -2934,7 +3117,7 @@ type DiskObservation struct {
 
 func (x *DiskObservation) Reset() {
 	*x = DiskObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3129,7 @@ func (x *DiskObservation) String() string {
 func (*DiskObservation) ProtoMessage() {}
 
 func (x *DiskObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3142,7 @@ func (x *DiskObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
 func (*DiskObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DiskObservation) GetId() string {
@@ -3017,7 +3200,7 @@ type VolumeObservation struct {
 
 func (x *VolumeObservation) Reset() {
 	*x = VolumeObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3212,7 @@ func (x *VolumeObservation) String() string {
 func (*VolumeObservation) ProtoMessage() {}
 
 func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3225,7 @@ func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
 func (*VolumeObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *VolumeObservation) GetVolumeId() string {
@@ -3134,7 +3317,7 @@ type SnapshotObservation struct {
 
 func (x *SnapshotObservation) Reset() {
 	*x = SnapshotObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3329,7 @@ func (x *SnapshotObservation) String() string {
 func (*SnapshotObservation) ProtoMessage() {}
 
 func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3342,7 @@ func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotObservation.ProtoReflect.Descriptor instead.
 func (*SnapshotObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SnapshotObservation) GetSnapshotId() string {
@@ -3231,7 +3414,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3426,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3256,7 +3439,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NicObservation) GetId() string {
@@ -3292,7 +3475,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3487,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3500,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -3344,7 +3527,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3539,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3552,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -3394,7 +3577,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3406,7 +3589,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3419,7 +3602,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -3451,7 +3634,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3646,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3659,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 type SendSnapshotRequest struct {
@@ -3495,7 +3678,7 @@ type SendSnapshotRequest struct {
 
 func (x *SendSnapshotRequest) Reset() {
 	*x = SendSnapshotRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3507,7 +3690,7 @@ func (x *SendSnapshotRequest) String() string {
 func (*SendSnapshotRequest) ProtoMessage() {}
 
 func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3520,7 +3703,7 @@ func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SendSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SendSnapshotRequest) GetRequestId() string {
@@ -3552,7 +3735,7 @@ type SendSnapshotResponse struct {
 
 func (x *SendSnapshotResponse) Reset() {
 	*x = SendSnapshotResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3564,7 +3747,7 @@ func (x *SendSnapshotResponse) String() string {
 func (*SendSnapshotResponse) ProtoMessage() {}
 
 func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3577,7 +3760,7 @@ func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SendSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -3601,7 +3784,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3613,7 +3796,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3626,7 +3809,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -3680,7 +3863,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3692,7 +3875,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3705,7 +3888,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -3768,7 +3951,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3780,7 +3963,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3793,7 +3976,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -3850,7 +4033,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3862,7 +4045,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3875,7 +4058,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -3938,7 +4121,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3950,7 +4133,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3963,7 +4146,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -4093,7 +4276,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4105,7 +4288,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4118,7 +4301,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -4151,7 +4334,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4346,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4359,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -4213,7 +4396,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4225,7 +4408,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4238,7 +4421,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -4277,7 +4460,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4472,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4485,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v12.NatGateway {
@@ -4352,7 +4535,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4364,7 +4547,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4377,7 +4560,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -4398,7 +4581,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4410,7 +4593,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4423,7 +4606,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HostVpc) GetVpc() *v12.Vpc {
@@ -4451,7 +4634,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4463,7 +4646,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4476,7 +4659,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HostSubnet) GetSubnet() *v12.Subnet {
@@ -4513,7 +4696,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4525,7 +4708,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4538,7 +4721,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *HostPort) GetPort() *v12.Port {
@@ -4611,7 +4794,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\avolumes\x18\t \x03(\v2\x18.agent.v1.AssignedVolumeR\avolumes\x12)\n" +
 	"\x10released_volumes\x18\n" +
 	" \x03(\tR\x0freleasedVolumes\x12F\n" +
-	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\xd8\x06\n" +
+	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\xf9\b\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -4641,7 +4824,15 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x04nics\x18\x14 \x03(\v2\x15.agent.v1.AssignedNicR\x04nics\x12*\n" +
 	"\x04seed\x18\x15 \x01(\v2\x16.agent.v1.AssignedSeedR\x04seed\x128\n" +
 	"\x18metadata_tokens_optional\x18\x16 \x01(\bR\x16metadataTokensOptional\x12)\n" +
-	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\x12:\n" +
+	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\x12/\n" +
+	"\bfirmware\x18\xac\x02 \x01(\x0e2\x12.agent.v1.FirmwareR\bfirmware\x12 \n" +
+	"\vsecure_boot\x18\xad\x02 \x01(\bR\n" +
+	"secureBoot\x12\x11\n" +
+	"\x03tpm\x18\xae\x02 \x01(\bR\x03tpm\x12.\n" +
+	"\x05cdrom\x18\xaf\x02 \x01(\v2\x17.agent.v1.AssignedImageR\x05cdrom\x12/\n" +
+	"\x06rescue\x18\xb0\x02 \x01(\v2\x16.agent.v1.AssignedDiskR\x06rescue\x121\n" +
+	"\aos_type\x18\xb1\x02 \x01(\x0e2\x17.vmcontroller.v1.OsTypeR\x06osType\x12%\n" +
+	"\x0ertc_local_time\x18\xb2\x02 \x01(\bR\frtcLocalTime\x12:\n" +
 	"\tmigration\x18\xe8\x02 \x01(\v2\x1b.agent.v1.AssignedMigrationR\tmigration\"\xc2\x02\n" +
 	"\x11AssignedMigration\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12+\n" +
@@ -4758,7 +4949,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
 	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1b.agent.v1.VolumeObservationR\avolumes\"\x10\n" +
-	"\x0eReportResponse\"\x8d\x03\n" +
+	"\x0eReportResponse\"\xd3\x03\n" +
 	"\tNodeFacts\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12!\n" +
@@ -4771,7 +4962,11 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\vrbd_problem\x18\x1f \x01(\tR\n" +
 	"rbdProblem\x12&\n" +
 	"\x0erbd_encryption\x18\x82\x01 \x01(\bR\rrbdEncryption\x12&\n" +
-	"\x0elive_migration\x18\xeb\x02 \x01(\bR\rliveMigration\"\x9b\x01\n" +
+	"\x0elive_migration\x18\xeb\x02 \x01(\bR\rliveMigration\x12D\n" +
+	"\x10machine_features\x18\xac\x02 \x03(\v2\x18.agent.v1.MachineFeatureR\x0fmachineFeatures\">\n" +
+	"\x0eMachineFeature\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\"\x9b\x01\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
 	"\x0fallocatable_gib\x18\x02 \x01(\x04R\x0eallocatableGib\x12\x1e\n" +
@@ -4945,7 +5140,11 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\tPOWER_OFF\x10\x01\x12\f\n" +
 	"\bPOWER_ON\x10\x02\x12\x13\n" +
 	"\x0fPOWER_DESTROYED\x10\x03\x12\x12\n" +
-	"\x0ePOWER_ORPHANED\x10\x04*e\n" +
+	"\x0ePOWER_ORPHANED\x10\x04*J\n" +
+	"\bFirmware\x12\x18\n" +
+	"\x14FIRMWARE_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rFIRMWARE_BIOS\x10\x01\x12\x11\n" +
+	"\rFIRMWARE_UEFI\x10\x02*e\n" +
 	"\rMigrationRole\x12\x1e\n" +
 	"\x1aMIGRATION_ROLE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15MIGRATION_ROLE_SOURCE\x10\x01\x12\x19\n" +
@@ -5011,167 +5210,175 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_agent_v1_agent_proto_rawDescData
 }
 
-var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(Power)(0),                   // 0: agent.v1.Power
-	(MigrationRole)(0),           // 1: agent.v1.MigrationRole
-	(MigrationPhase)(0),          // 2: agent.v1.MigrationPhase
-	(Observed)(0),                // 3: agent.v1.Observed
-	(Exit)(0),                    // 4: agent.v1.Exit
-	(MigrationState)(0),          // 5: agent.v1.MigrationState
-	(SnapshotState)(0),           // 6: agent.v1.SnapshotState
-	(*JoinRequest)(nil),          // 7: agent.v1.JoinRequest
-	(*RenewRequest)(nil),         // 8: agent.v1.RenewRequest
-	(*Credential)(nil),           // 9: agent.v1.Credential
-	(*WatchRequest)(nil),         // 10: agent.v1.WatchRequest
-	(*WatchResponse)(nil),        // 11: agent.v1.WatchResponse
-	(*AssignedVm)(nil),           // 12: agent.v1.AssignedVm
-	(*AssignedMigration)(nil),    // 13: agent.v1.AssignedMigration
-	(*AssignedSeed)(nil),         // 14: agent.v1.AssignedSeed
-	(*AssignedSeedNic)(nil),      // 15: agent.v1.AssignedSeedNic
-	(*AssignedNic)(nil),          // 16: agent.v1.AssignedNic
-	(*AssignedDisk)(nil),         // 17: agent.v1.AssignedDisk
-	(*AssignedVolume)(nil),       // 18: agent.v1.AssignedVolume
-	(*SnapshotSource)(nil),       // 19: agent.v1.SnapshotSource
-	(*AssignedSnapshot)(nil),     // 20: agent.v1.AssignedSnapshot
-	(*RbdPool)(nil),              // 21: agent.v1.RbdPool
-	(*AssignedImage)(nil),        // 22: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 23: agent.v1.ConsoleRequest
-	(*SnapshotRequest)(nil),      // 24: agent.v1.SnapshotRequest
-	(*ReportRequest)(nil),        // 25: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 26: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 27: agent.v1.NodeFacts
-	(*StoragePool)(nil),          // 28: agent.v1.StoragePool
-	(*VmObservation)(nil),        // 29: agent.v1.VmObservation
-	(*MigrationObservation)(nil), // 30: agent.v1.MigrationObservation
-	(*DiskObservation)(nil),      // 31: agent.v1.DiskObservation
-	(*VolumeObservation)(nil),    // 32: agent.v1.VolumeObservation
-	(*SnapshotObservation)(nil),  // 33: agent.v1.SnapshotObservation
-	(*NicObservation)(nil),       // 34: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 35: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 36: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 37: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 38: agent.v1.SendConsoleResponse
-	(*SendSnapshotRequest)(nil),  // 39: agent.v1.SendSnapshotRequest
-	(*SendSnapshotResponse)(nil), // 40: agent.v1.SendSnapshotResponse
-	(*SyncNetworksRequest)(nil),  // 41: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),        // 42: agent.v1.BackendHealth
-	(*HostNetwork)(nil),          // 43: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 44: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 45: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),       // 46: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),        // 47: agent.v1.EncryptedPeer
-	(*EspState)(nil),             // 48: agent.v1.EspState
-	(*HostNatGateway)(nil),       // 49: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 50: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 51: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 52: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 53: agent.v1.HostPort
-	(v1.NicModel)(0),             // 54: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 55: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 56: vmcontroller.v1.DiskCache
-	(v1.VolumeFormat)(0),         // 57: vmcontroller.v1.VolumeFormat
-	(v1.ImageFormat)(0),          // 58: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 59: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 60: vmcontroller.v1.ResourceUsage
-	(v11.SnapshotConsistency)(0), // 61: storage.v1.SnapshotConsistency
-	(*v12.SecurityGroup)(nil),    // 62: network.v1.SecurityGroup
-	(*v12.RouteTable)(nil),       // 63: network.v1.RouteTable
-	(*v12.NatGateway)(nil),       // 64: network.v1.NatGateway
-	(*v12.FloatingIp)(nil),       // 65: network.v1.FloatingIp
-	(*v12.ServiceIp)(nil),        // 66: network.v1.ServiceIp
-	(*v12.Peering)(nil),          // 67: network.v1.Peering
-	(*v12.Vpc)(nil),              // 68: network.v1.Vpc
-	(*v12.Subnet)(nil),           // 69: network.v1.Subnet
-	(*v12.Port)(nil),             // 70: network.v1.Port
+	(Firmware)(0),                // 1: agent.v1.Firmware
+	(MigrationRole)(0),           // 2: agent.v1.MigrationRole
+	(MigrationPhase)(0),          // 3: agent.v1.MigrationPhase
+	(Observed)(0),                // 4: agent.v1.Observed
+	(Exit)(0),                    // 5: agent.v1.Exit
+	(MigrationState)(0),          // 6: agent.v1.MigrationState
+	(SnapshotState)(0),           // 7: agent.v1.SnapshotState
+	(*JoinRequest)(nil),          // 8: agent.v1.JoinRequest
+	(*RenewRequest)(nil),         // 9: agent.v1.RenewRequest
+	(*Credential)(nil),           // 10: agent.v1.Credential
+	(*WatchRequest)(nil),         // 11: agent.v1.WatchRequest
+	(*WatchResponse)(nil),        // 12: agent.v1.WatchResponse
+	(*AssignedVm)(nil),           // 13: agent.v1.AssignedVm
+	(*AssignedMigration)(nil),    // 14: agent.v1.AssignedMigration
+	(*AssignedSeed)(nil),         // 15: agent.v1.AssignedSeed
+	(*AssignedSeedNic)(nil),      // 16: agent.v1.AssignedSeedNic
+	(*AssignedNic)(nil),          // 17: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),         // 18: agent.v1.AssignedDisk
+	(*AssignedVolume)(nil),       // 19: agent.v1.AssignedVolume
+	(*SnapshotSource)(nil),       // 20: agent.v1.SnapshotSource
+	(*AssignedSnapshot)(nil),     // 21: agent.v1.AssignedSnapshot
+	(*RbdPool)(nil),              // 22: agent.v1.RbdPool
+	(*AssignedImage)(nil),        // 23: agent.v1.AssignedImage
+	(*ConsoleRequest)(nil),       // 24: agent.v1.ConsoleRequest
+	(*SnapshotRequest)(nil),      // 25: agent.v1.SnapshotRequest
+	(*ReportRequest)(nil),        // 26: agent.v1.ReportRequest
+	(*ReportResponse)(nil),       // 27: agent.v1.ReportResponse
+	(*NodeFacts)(nil),            // 28: agent.v1.NodeFacts
+	(*MachineFeature)(nil),       // 29: agent.v1.MachineFeature
+	(*StoragePool)(nil),          // 30: agent.v1.StoragePool
+	(*VmObservation)(nil),        // 31: agent.v1.VmObservation
+	(*MigrationObservation)(nil), // 32: agent.v1.MigrationObservation
+	(*DiskObservation)(nil),      // 33: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),    // 34: agent.v1.VolumeObservation
+	(*SnapshotObservation)(nil),  // 35: agent.v1.SnapshotObservation
+	(*NicObservation)(nil),       // 36: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),     // 37: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),    // 38: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),   // 39: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),  // 40: agent.v1.SendConsoleResponse
+	(*SendSnapshotRequest)(nil),  // 41: agent.v1.SendSnapshotRequest
+	(*SendSnapshotResponse)(nil), // 42: agent.v1.SendSnapshotResponse
+	(*SyncNetworksRequest)(nil),  // 43: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),        // 44: agent.v1.BackendHealth
+	(*HostNetwork)(nil),          // 45: agent.v1.HostNetwork
+	(*VpcFailure)(nil),           // 46: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil), // 47: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),       // 48: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),        // 49: agent.v1.EncryptedPeer
+	(*EspState)(nil),             // 50: agent.v1.EspState
+	(*HostNatGateway)(nil),       // 51: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),   // 52: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),              // 53: agent.v1.HostVpc
+	(*HostSubnet)(nil),           // 54: agent.v1.HostSubnet
+	(*HostPort)(nil),             // 55: agent.v1.HostPort
+	(v1.OsType)(0),               // 56: vmcontroller.v1.OsType
+	(v1.NicModel)(0),             // 57: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),              // 58: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),            // 59: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),         // 60: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),          // 61: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),         // 62: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),     // 63: vmcontroller.v1.ResourceUsage
+	(v11.SnapshotConsistency)(0), // 64: storage.v1.SnapshotConsistency
+	(*v12.SecurityGroup)(nil),    // 65: network.v1.SecurityGroup
+	(*v12.RouteTable)(nil),       // 66: network.v1.RouteTable
+	(*v12.NatGateway)(nil),       // 67: network.v1.NatGateway
+	(*v12.FloatingIp)(nil),       // 68: network.v1.FloatingIp
+	(*v12.ServiceIp)(nil),        // 69: network.v1.ServiceIp
+	(*v12.Peering)(nil),          // 70: network.v1.Peering
+	(*v12.Vpc)(nil),              // 71: network.v1.Vpc
+	(*v12.Subnet)(nil),           // 72: network.v1.Subnet
+	(*v12.Port)(nil),             // 73: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
-	12, // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	23, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
-	18, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
-	24, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
+	13, // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
+	24, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	19, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
+	25, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
 	0,  // 4: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	17, // 5: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	22, // 6: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	22, // 7: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	16, // 8: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	14, // 9: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	13, // 10: agent.v1.AssignedVm.migration:type_name -> agent.v1.AssignedMigration
-	1,  // 11: agent.v1.AssignedMigration.role:type_name -> agent.v1.MigrationRole
-	2,  // 12: agent.v1.AssignedMigration.phase:type_name -> agent.v1.MigrationPhase
-	15, // 13: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	54, // 14: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	55, // 15: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	56, // 16: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	22, // 17: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	18, // 18: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
-	57, // 19: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
-	22, // 20: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
-	21, // 21: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
-	20, // 22: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
-	19, // 23: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
-	58, // 24: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	27, // 25: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	29, // 26: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	32, // 27: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
-	59, // 28: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	28, // 29: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
-	3,  // 30: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	4,  // 31: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	60, // 32: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	34, // 33: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	31, // 34: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	30, // 35: agent.v1.VmObservation.migration:type_name -> agent.v1.MigrationObservation
-	5,  // 36: agent.v1.MigrationObservation.state:type_name -> agent.v1.MigrationState
-	57, // 37: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	33, // 38: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
-	6,  // 39: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
-	61, // 40: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
-	57, // 41: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	43, // 42: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	44, // 43: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	42, // 44: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	51, // 45: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	52, // 46: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	53, // 47: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	62, // 48: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	63, // 49: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	64, // 50: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	65, // 51: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	66, // 52: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	50, // 53: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	67, // 54: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	49, // 55: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	46, // 56: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	47, // 57: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	48, // 58: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	48, // 59: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	64, // 60: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	68, // 61: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	69, // 62: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	70, // 63: agent.v1.HostPort.port:type_name -> network.v1.Port
-	7,  // 64: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	8,  // 65: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	10, // 66: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	25, // 67: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	35, // 68: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	37, // 69: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	39, // 70: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
-	41, // 71: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	9,  // 72: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	9,  // 73: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	11, // 74: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	26, // 75: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	36, // 76: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	38, // 77: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	40, // 78: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
-	45, // 79: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	72, // [72:80] is the sub-list for method output_type
-	64, // [64:72] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	18, // 5: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	23, // 6: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	23, // 7: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	17, // 8: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	15, // 9: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	1,  // 10: agent.v1.AssignedVm.firmware:type_name -> agent.v1.Firmware
+	23, // 11: agent.v1.AssignedVm.cdrom:type_name -> agent.v1.AssignedImage
+	18, // 12: agent.v1.AssignedVm.rescue:type_name -> agent.v1.AssignedDisk
+	56, // 13: agent.v1.AssignedVm.os_type:type_name -> vmcontroller.v1.OsType
+	14, // 14: agent.v1.AssignedVm.migration:type_name -> agent.v1.AssignedMigration
+	2,  // 15: agent.v1.AssignedMigration.role:type_name -> agent.v1.MigrationRole
+	3,  // 16: agent.v1.AssignedMigration.phase:type_name -> agent.v1.MigrationPhase
+	16, // 17: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	57, // 18: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	58, // 19: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	59, // 20: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	23, // 21: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	19, // 22: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
+	60, // 23: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	23, // 24: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	22, // 25: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
+	21, // 26: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
+	20, // 27: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
+	61, // 28: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	28, // 29: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	31, // 30: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	34, // 31: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	62, // 32: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	30, // 33: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	29, // 34: agent.v1.NodeFacts.machine_features:type_name -> agent.v1.MachineFeature
+	4,  // 35: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	5,  // 36: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	63, // 37: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	36, // 38: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	33, // 39: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	32, // 40: agent.v1.VmObservation.migration:type_name -> agent.v1.MigrationObservation
+	6,  // 41: agent.v1.MigrationObservation.state:type_name -> agent.v1.MigrationState
+	60, // 42: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	35, // 43: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
+	7,  // 44: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
+	64, // 45: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
+	60, // 46: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	45, // 47: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	46, // 48: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	44, // 49: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	53, // 50: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	54, // 51: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	55, // 52: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	65, // 53: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	66, // 54: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	67, // 55: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	68, // 56: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	69, // 57: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	52, // 58: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	70, // 59: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	51, // 60: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	48, // 61: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	49, // 62: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	50, // 63: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	50, // 64: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	67, // 65: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	71, // 66: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	72, // 67: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	73, // 68: agent.v1.HostPort.port:type_name -> network.v1.Port
+	8,  // 69: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	9,  // 70: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	11, // 71: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	26, // 72: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	37, // 73: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	39, // 74: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	41, // 75: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
+	43, // 76: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	10, // 77: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	10, // 78: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	12, // 79: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	27, // 80: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	38, // 81: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	40, // 82: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	42, // 83: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
+	47, // 84: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	77, // [77:85] is the sub-list for method output_type
+	69, // [69:77] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -5184,8 +5391,8 @@ func file_agent_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
-			NumEnums:      7,
-			NumMessages:   47,
+			NumEnums:      8,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

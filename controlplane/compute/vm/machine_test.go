@@ -1,0 +1,180 @@
+package vm
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// allFeatures are the features of a host that serves everything.
+func allFeatures() map[string]string {
+	return map[string]string{cloud.FeatureUEFI: "", cloud.FeatureSecureBoot: "", cloud.FeatureTPM: "", cloud.FeatureCDROM: "",
+		cloud.FeatureRescue: "", cloud.FeatureOSType: ""}
+}
+
+// serve sets the features that a host reports, and waits until placements use them.
+func (w *world) serve(host cloud.NodeID, features map[string]string) {
+	w.t.Helper()
+	w.update(func(tx *store.Tx) {
+		n, err := node.Nodes.Get(tx, string(host))
+		require.NoError(w.t, err)
+		n.Features = features
+		node.Nodes.Put(tx, n, string(host))
+	})
+	require.Eventually(w.t, func() bool {
+		for _, c := range w.nodes.Fleet() {
+			if c.Node.ID == host && maps.Equal(c.Node.Features, features) {
+				return true
+			}
+		}
+		return false
+	}, 10*time.Second, time.Millisecond)
+}
+
+// TestMachineRefused checks which firmware, TPM and drives CreateVm refuses.
+func TestMachineRefused(t *testing.T) {
+	w := newWorld(t)
+	host := w.AddHost("h1", plenty())
+	w.AwaitFleet()
+	iso := w.image(1, 1<<20)
+	private := w.image(2, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
+	packed := w.image(3, 1<<20, func(i *cloud.Image) { i.Format = cloud.FormatQCOW2 })
+	features := allFeatures()
+	features[cloud.FeatureTPM] = "swtpm is not installed"
+	delete(features, cloud.FeatureRescue)
+	w.serve(host, features)
+	with := func(key, value string) func(*CreateRequest) {
+		return func(q *CreateRequest) { q.Metadata = map[string]string{key: value} }
+	}
+	secure := func(q *CreateRequest) { q.Spec.Security.SecureBoot = true }
+	for says, c := range map[string]struct {
+		kind   fault.Kind
+		change []func(*CreateRequest)
+	}{
+		`trivet/firmware must be bios or uefi, not "grub"`:           {fault.InvalidArgument, []func(*CreateRequest){with(cloud.FirmwareKey, "grub")}},
+		`trivet/os-type must be linux or windows, not "beos"`:        {fault.InvalidArgument, []func(*CreateRequest){with(cloud.OSTypeKey, "beos")}},
+		`trivet/rtc must be utc or localtime, not "mars"`:            {fault.InvalidArgument, []func(*CreateRequest){with(cloud.RTCKey, "mars")}},
+		`trivet/cdrom must be the ID of an image, not "/etc/shadow"`: {fault.InvalidArgument, []func(*CreateRequest){with(cloud.CDROMKey, "/etc/shadow")}},
+		"no image " + string(private):                                {fault.NotFound, []func(*CreateRequest){with(cloud.CDROMKey, string(private))}},
+		string(packed) + " is not RAW":                               {fault.InvalidArgument, []func(*CreateRequest){with(cloud.CDROMKey, string(packed))}},
+		"secure boot needs uefi":                                     {fault.InvalidArgument, []func(*CreateRequest){with(cloud.FirmwareKey, "bios"), secure}},
+		"the firmware must load the kernel":                          {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Boot.Kernel = iso }, secure}},
+		"h1 does not serve tpm: swtpm is not installed":              {fault.ResourceExhausted, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Security.TPM = true }}},
+		"h1 does not serve rescue: its agent is too old":             {fault.ResourceExhausted, []func(*CreateRequest){with(cloud.RescueKey, string(iso))}},
+		"is reserved for the disk of a rescue":                       {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Disks[0].ID = cloud.RescueDisk }}},
+		"at most 5 on the sata bus of a VM with a CD-ROM drive, got 6": {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) {
+			q.Metadata = map[string]string{cloud.CDROMKey: string(iso), cloud.OSTypeKey: "windows"}
+			for _, id := range []string{"b", "c", "d", "e", "f"} {
+				q.Spec.Disks = append(q.Spec.Disks, cloud.Disk{ID: id, Blank: true, SizeGiB: 1})
+			}
+		}}},
+	} {
+		_, err := w.vms.Create(w.as(acme, ""), acme, small("x", c.change...), [32]byte{})
+		require.True(t, fault.Is(err, c.kind), "%s: %v", says, err)
+		require.ErrorContains(t, err, says)
+	}
+	require.Zero(t, w.allocated(host))
+}
+
+// TestMachine creates VMs with all features and with none, and checks what their host receives. A VM with state on its
+// host cannot move.
+func TestMachine(t *testing.T) {
+	w := newWorld(t)
+	host := w.AddHost("h1", plenty())
+	w.AwaitFleet()
+	w.serve(host, allFeatures())
+	iso := w.image(1, 1<<20)
+	vm := w.create("win", func(q *CreateRequest) {
+		q.Metadata = map[string]string{cloud.CDROMKey: string(iso), cloud.OSTypeKey: "windows"}
+		q.Spec.Security = cloud.Security{SecureBoot: true, TPM: true}
+	})
+	require.Equal(t, cloud.BusSATA, vm.Spec.Disks[0].Bus, "Windows has no drivers for virtio")
+	a := convert.Assigned(vm)
+	require.Equal(t, agentv1.Firmware_FIRMWARE_UEFI, a.Firmware)
+	require.Equal(t, vmv1.OsType_OS_TYPE_WINDOWS, a.OsType)
+	require.True(t, a.SecureBoot && a.Tpm && a.RtcLocalTime)
+	require.Equal(t, string(iso), a.Cdrom.ImageId)
+	require.Equal(t, "has a TPM, whose state is on its host only", vm.StateOnHost())
+
+	uefi := w.create("uefi", func(q *CreateRequest) {
+		q.Metadata = map[string]string{cloud.FirmwareKey: "uefi", cloud.OSTypeKey: "windows", cloud.RTCKey: "utc"}
+		q.Spec.Disks[0].Bus = cloud.BusVirtio
+	})
+	require.Equal(t, cloud.BusVirtio, uefi.Spec.Disks[0].Bus)
+	a = convert.Assigned(uefi)
+	require.Equal(t, agentv1.Firmware_FIRMWARE_UEFI, a.Firmware)
+	require.False(t, a.SecureBoot || a.Tpm || a.RtcLocalTime)
+	require.Equal(t, "has UEFI firmware, whose NVRAM is on its host only", uefi.StateOnHost())
+	uefi.Spec.Disks = nil
+	var why string
+	require.NoError(t, w.store.View(t.Context(), func(v *store.View) (err error) { why, err = immovable(v, uefi); return err }))
+	require.Equal(t, uefi.StateOnHost(), why)
+
+	w.serve(host, nil)
+	plain := w.create("plain")
+	a = convert.Assigned(plain)
+	require.Equal(t, agentv1.Firmware_FIRMWARE_BIOS, a.Firmware)
+	require.Nil(t, a.Cdrom)
+	require.Nil(t, a.Rescue)
+	require.Empty(t, plain.StateOnHost())
+	require.Empty(t, plain.Features(), "a host with an older agent serves such a VM")
+}
+
+// TestMachineUpdate changes the TPM and the rescue disk of a VM. The VM must be STOPPED, and its host must serve them.
+// The image of the rescue disk is in use for as long as the VM has the disk.
+func TestMachineUpdate(t *testing.T) {
+	w := newWorld(t)
+	host := w.AddHost("h1", plenty())
+	w.AwaitFleet()
+	rescue, kernel := w.image(1, 1000), w.image(2, 1<<20)
+	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: func() []uint64 { return []uint64{1} }, Self: 1})
+	update := func(vm *cloud.VM, c Change) (*cloud.VM, error) {
+		out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, c)
+		return &out, err
+	}
+	begin := Change{Metadata: map[string]string{cloud.RescueKey: string(rescue)}}
+	vm := w.createInState(cloud.Stopped, "web")
+	_, err := update(vm, begin)
+	require.ErrorContains(t, err, "does not serve rescue")
+	_, err = update(vm, Change{Security: &cloud.Security{TPM: true}})
+	require.ErrorContains(t, err, "does not serve tpm")
+	require.Equal(t, vm, w.get(vm.ID))
+	w.serve(host, allFeatures())
+	_, err = update(vm, Change{Security: &cloud.Security{TPM: true}, Boot: &cloud.Boot{Kernel: kernel}})
+	require.NoError(t, err)
+
+	now, err := update(vm, begin)
+	require.NoError(t, err)
+	require.Greater(t, now.Generation, vm.Generation, "the host must receive the change")
+	a := convert.Assigned(now)
+	require.True(t, a.Tpm)
+	require.EqualValues(t, 1024, a.Rescue.SizeBytes, "whole sectors")
+	require.Nil(t, a.Kernel, "the rescue disk boots, and not the kernel")
+	require.True(t, usesImage(now, a.Rescue.Image.Sha256))
+	require.Error(t, images.Delete(w.as(acme, ""), acme.Org, rescue, [32]byte{}), "the image is in use")
+
+	now, err = update(vm, Change{Metadata: map[string]string{cloud.RescueKey: ""}})
+	require.NoError(t, err)
+	a = convert.Assigned(now)
+	require.Nil(t, a.Rescue)
+	require.Equal(t, string(kernel), a.Kernel.ImageId)
+	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, rescue, [32]byte{}))
+
+	running := w.createInState(cloud.Running, "running")
+	_, err = update(running, Change{Metadata: map[string]string{cloud.FirmwareKey: "uefi"}})
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
+	require.ErrorContains(t, err, "stop VM running first")
+	require.Equal(t, running, w.get(running.ID))
+}

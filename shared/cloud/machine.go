@@ -1,0 +1,166 @@
+package cloud
+
+import (
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// Keys of VM metadata that configure the virtual machine itself. They can be changed only while the VM is STOPPED.
+const (
+	// FirmwareKey selects the firmware: bios or uefi. The default is bios, and uefi with secure boot.
+	FirmwareKey = "trivet/firmware"
+	// OSTypeKey is the kind of the guest's operating system: linux, which is the default, or windows.
+	OSTypeKey = "trivet/os-type"
+	// RTCKey is the time that the guest's clock has at its start: utc or localtime, the host's local time. The default is
+	// localtime for Windows and utc otherwise.
+	RTCKey = "trivet/rtc"
+	// CDROMKey is the ID of the image in the CD-ROM drive. Without it the VM has no drive.
+	CDROMKey = "trivet/cdrom"
+	// RescueKey is the ID of an image from which the VM boots instead of its disks, so that a user can repair them. The
+	// VM's disks come after the rescue disk.
+	RescueKey = "trivet/rescue"
+)
+
+// machineKeys are all keys above, with their possible values. nil stands for the ID of an image.
+var machineKeys = map[string][]string{
+	FirmwareKey: {"bios", "uefi"}, OSTypeKey: {"linux", "windows"}, RTCKey: {"utc", "localtime"}, CDROMKey: nil, RescueKey: nil,
+}
+
+// Names of the features of virtual machines that not every host serves. Hosts report them (agent.v1.MachineFeature).
+const (
+	FeatureUEFI       = "uefi"
+	FeatureSecureBoot = "secure-boot"
+	FeatureTPM        = "tpm"
+	FeatureCDROM      = "cdrom"
+	FeatureRescue     = "rescue"
+	FeatureOSType     = "os-type"
+)
+
+// RescueDisk is the ID of the rescue disk. No other disk can have it.
+const RescueDisk = "trivet-rescue"
+
+// CheckMachine returns an InvalidArgument fault if the metadata of a VM has an invalid value for a key of machineKeys, or
+// if such a value contradicts the spec.
+func CheckMachine(metadata map[string]string, s *Spec) error {
+	for key, values := range machineKeys {
+		value := metadata[key]
+		switch {
+		case value == "":
+		case values == nil && CheckUUID(key, value) != nil:
+			return fault.Invalid("metadata", "%s must be the ID of an image, not %q", key, value)
+		case values != nil && !slices.Contains(values, value):
+			return fault.Invalid("metadata", "%s must be %s or %s, not %q", key, values[0], values[1], value)
+		}
+	}
+	sata := 0
+	for _, d := range s.Disks {
+		if d.Bus == BusSATA {
+			sata++
+		}
+	}
+	switch {
+	case s.Security.SecureBoot && metadata[FirmwareKey] == "bios":
+		return fault.Invalid("metadata", "%s is bios, but secure boot needs uefi", FirmwareKey)
+	case s.Security.SecureBoot && s.Boot.Kernel != "":
+		return fault.Invalid("spec.security.secure_boot", "cannot be used with spec.boot.kernel: the firmware must load the kernel to verify it")
+	case metadata[RescueKey] != "" && len(s.Disks) == MaxDisks:
+		return fault.Invalid("metadata", "%s: the VM has %d disks, so it can have no rescue disk", RescueKey, MaxDisks)
+	case metadata[CDROMKey] != "" && metadata[OSTypeKey] == "windows" && sata == busSlots[BusSATA]:
+		return fault.Invalid("spec.disks", "at most %d on the sata bus of a VM with a CD-ROM drive, got %d", sata-1, sata)
+	}
+	return nil
+}
+
+// SameMachine reports whether two versions of a VM's metadata configure the same virtual machine.
+func SameMachine(a, b map[string]string) bool {
+	for key := range machineKeys {
+		if a[key] != b[key] {
+			return false
+		}
+	}
+	return true
+}
+
+// UEFI reports whether the VM's firmware is UEFI instead of BIOS.
+func (vm *VM) UEFI() bool { return vm.Spec.Security.SecureBoot || vm.Metadata[FirmwareKey] == "uefi" }
+
+// Windows reports whether the guest's operating system is Windows, according to the VM's metadata.
+func (vm *VM) Windows() bool { return vm.Metadata[OSTypeKey] == "windows" }
+
+// LocalClock reports whether the guest's clock has the host's local time at its start.
+func (vm *VM) LocalClock() bool {
+	if rtc := vm.Metadata[RTCKey]; rtc != "" {
+		return rtc == "localtime"
+	}
+	return vm.Windows()
+}
+
+// Images returns the IDs of all images that the VM uses: those of its spec, of its CD-ROM drive and of its rescue disk.
+// Each ID occurs once.
+func (vm *VM) Images() []ImageID {
+	ids := vm.Spec.Images()
+	for _, key := range []string{CDROMKey, RescueKey} {
+		if id := ImageID(vm.Metadata[key]); id != "" && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// Features returns the features that the VM's host must serve.
+func (vm *VM) Features() (all []string) {
+	for _, f := range []struct {
+		name   string
+		needed bool
+	}{
+		{FeatureUEFI, vm.UEFI()},
+		{FeatureSecureBoot, vm.Spec.Security.SecureBoot},
+		{FeatureTPM, vm.Spec.Security.TPM},
+		{FeatureCDROM, vm.Metadata[CDROMKey] != ""},
+		{FeatureRescue, vm.Metadata[RescueKey] != ""},
+		{FeatureOSType, vm.Windows() || vm.LocalClock()},
+	} {
+		if f.needed {
+			all = append(all, f.name)
+		}
+	}
+	return all
+}
+
+// StateOnHost returns the reason why the VM cannot be moved to another host: it has state other than its disks that is
+// only on its host. It returns "" if the VM has no such state. The text is the predicate of a sentence whose subject is
+// the VM.
+func (vm *VM) StateOnHost() string {
+	switch {
+	case vm.Spec.Security.TPM:
+		return "has a TPM, whose state is on its host only"
+	case vm.UEFI():
+		return "has UEFI firmware, whose NVRAM is on its host only"
+	}
+	return ""
+}
+
+// MissingFeature returns the name of the first of these features that the host does not serve, or "" if it serves all.
+func (n *Node) MissingFeature(features []string) string {
+	for _, name := range features {
+		if problem, known := n.Features[name]; !known || problem != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// FeatureShortage returns the reason why the host cannot run a VM with these features, or "" if it can. The text is the
+// predicate of a sentence whose subject is the host.
+func (n *Node) FeatureShortage(features []string) string {
+	name := n.MissingFeature(features)
+	if name == "" {
+		return ""
+	}
+	problem, known := n.Features[name]
+	if !known {
+		problem = "its agent is too old"
+	}
+	return "does not serve " + name + ": " + problem
+}
