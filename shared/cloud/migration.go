@@ -143,9 +143,14 @@ func (vm *VM) NotMigratable() string {
 			return "has the NIC " + n.ID + ", which is being attached or detached"
 		}
 	}
+	if why := vm.StateOnHost(); why != "" {
+		return why
+	}
 	switch {
-	case vm.Spec.Security.TPM || vm.Spec.Security.SecureBoot:
-		return "has a TPM or secure boot, whose state cannot be migrated"
+	case vm.Metadata[CDROMKey] != "":
+		return "has a CD-ROM, which cannot be migrated"
+	case vm.Metadata[RescueKey] != "":
+		return "is booted from a rescue image"
 	case vm.Desired.Reboots > vm.Status.RebootsDone || vm.Desired.Resets > vm.Status.ResetsDone:
 		return "is being rebooted"
 	}

@@ -164,6 +164,9 @@ func TestNotMigratable(t *testing.T) {
 		{VM{Spec: Spec{Disks: []Disk{{ID: "a", Volume: "v"}}}}, "has the volume v as disk a"},
 		{VM{Spec: Spec{Network: []NIC{{ID: "n", Change: DeviceDetaching}}}}, "has the NIC n"},
 		{VM{Spec: Spec{Security: Security{TPM: true}}}, "has a TPM"},
+		{VM{Metadata: map[string]string{FirmwareKey: "uefi"}}, "has UEFI firmware"},
+		{VM{Metadata: map[string]string{CDROMKey: "i"}}, "has a CD-ROM"},
+		{VM{Metadata: map[string]string{RescueKey: "i"}}, "is booted from a rescue image"},
 		{VM{Desired: Desired{Reboots: 1}}, "is being rebooted"},
 	} {
 		why := c.vm.NotMigratable()
