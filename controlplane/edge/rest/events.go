@@ -67,9 +67,6 @@ var errHeadOnly = errors.New("a HEAD request has no body")
 // sendEvents sends the response of an EventHandler. It reports whether anything was sent.
 func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request, data events, id string) (bool, error) {
 	out := &eventWriter{control: http.NewResponseController(w), w: w, head: r.Method == http.MethodHead}
-	// The server's time limit for reading a request would otherwise end the context of the request. The response
-	// writers of tests have no deadlines, so the error is ignored.
-	_ = out.control.SetReadDeadline(time.Time{})
 	stop := make(chan struct{})
 	var background sync.WaitGroup
 	background.Go(func() { out.keepAlive(stop) })
@@ -117,6 +114,7 @@ func (e *eventWriter) beginLocked() error {
 		return nil
 	}
 	e.began = true
+	e.extendDeadline()
 	e.w.Header().Set("Content-Type", "text/event-stream")
 	e.w.Header().Set("Cache-Control", "no-store")
 	e.w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -162,7 +160,7 @@ func (e *eventWriter) keepAlive(stop <-chan struct{}) {
 // write writes text and flushes it. The caller holds e.mu. After a failed write, all later ones return the same error.
 func (e *eventWriter) write(text string) error {
 	if e.failed == nil {
-		_ = e.control.SetWriteDeadline(time.Now().Add(chunkTime))
+		e.extendDeadline()
 		_, e.failed = e.w.Write([]byte(text))
 	}
 	if e.failed == nil {
@@ -170,6 +168,10 @@ func (e *eventWriter) write(text string) error {
 	}
 	return e.failed
 }
+
+// extendDeadline gives the client chunkTime to read what is written next. The response writers of tests have no
+// deadlines, so the error is ignored.
+func (e *eventWriter) extendDeadline() { _ = e.control.SetWriteDeadline(time.Now().Add(chunkTime)) }
 
 func (e *eventWriter) flush() error {
 	if err := e.control.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -90,3 +91,33 @@ func TestEvents(t *testing.T) {
 }
 
 type cancelKey struct{}
+
+// TestEventsOutlastTheTimeLimits checks that the server's time limits for a request and a response do not end a stream.
+func TestEventsOutlastTheTimeLimits(t *testing.T) {
+	const limit = 50 * time.Millisecond
+	s := New(Options{
+		Service: fault.VM, Name: "vm", Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler),
+		Verifier: verifier{"good": {User: "ada"}},
+	})
+	s.HandleEvents("/slow", "/x/X", func(r *http.Request, send func(Event) error) error {
+		select {
+		case <-r.Context().Done():
+			return r.Context().Err()
+		case <-time.After(5 * limit):
+			return send(Event{"late", 1})
+		}
+	})
+	server := httptest.NewUnstartedServer(s)
+	server.Config.ReadTimeout, server.Config.WriteTimeout = limit, limit
+	server.Start()
+	defer server.Close()
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/slow", nil)
+	require.NoError(t, err)
+	q.Header.Set("Authorization", "Bearer good")
+	resp, err := server.Client().Do(q)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, "event: late\ndata: 1\n\n", string(body))
+}
