@@ -27,7 +27,8 @@ func migrateCommand(s *session.Session) *cobra.Command {
 	var wait, cancel bool
 	var limit time.Duration
 	c := vmArgCommand(s, "migrate VM", "Move a running VM to another host")
-	c.Long = `Move a running VM to another host. The guest goes on running, and is paused briefly at the end.
+	c.Long = `Move a running VM to another host. Its disks are copied while the guest runs. The guest is paused while its memory is
+sent, and then continues on the other host.
 
 Without --to the control plane chooses the host. The command returns when the migration has begun; with --wait it shows
 the progress, and returns when the migration has ended. If the migration fails or does not finish in time, the VM goes

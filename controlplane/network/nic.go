@@ -106,34 +106,6 @@ func MoveNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, node cloud.NodeID, ho
 	return nil
 }
 
-// MigrateNICs changes the hosts of the ports of all NICs of a VM during a live migration. Packets for the ports are sent
-// to the host node. The host other, if not empty, also makes the ports' devices (cloud.Port.MigrationNode). If node is a
-// new host for a port, the port is bound to it like in BindNIC.
-func MigrateNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, node, other cloud.NodeID, hostName string) error {
-	used, _, err := devicePorts.List(tx, 0, string(vm))
-	if err != nil {
-		return err
-	}
-	for _, u := range used {
-		port, err := find(tx, ports, kindPort, t, u.Path[1])
-		if err != nil {
-			return err
-		}
-		changed := port.MigrationNode != other
-		port.MigrationNode = other
-		switch {
-		case port.Node != node:
-			if err := BindNIC(tx, port, node, hostName); err != nil {
-				return err
-			}
-		case changed:
-			port.UpdatedAt = tx.Now()
-			ports.Put(tx, port, string(port.Project), string(port.ID))
-		}
-	}
-	return nil
-}
-
 // inNIC returns a copy of an error of the port service that names the invalid field as a field of the NIC. at is the
 // name of the NIC in the request with a final dot. An error without a field gets the field in otherwise.
 func inNIC(err error, at, otherwise string) error {

@@ -232,9 +232,6 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 		}
 		a.f.count("VMs of lost hosts")
 	}
-	if before.Node == "" && before.State == cloud.Pending && now.Node != "" {
-		a.f.count("VMs placed again")
-	}
 	if now.State == cloud.Stopped && before.State != cloud.Stopped {
 		// Each start launches a process only once. So if a process of this or an earlier start runs now, it was already
 		// running when the state STOPPED was committed, which is a violation.

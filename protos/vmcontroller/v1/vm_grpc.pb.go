@@ -121,8 +121,8 @@ type VmServiceClient interface {
 	// ResetVm resets the machine without asking the guest. It waits up to 30 s until that is done; all else as in
 	// RebootVm.
 	ResetVm(ctx context.Context, in *ResetVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
-	// MigrateVm begins a live migration of a RUNNING VM to another host: the guest goes on running, and is paused briefly
-	// at the switchover. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
+	// MigrateVm begins a live migration of a RUNNING VM to another host: its disks are copied while the guest runs, and the
+	// guest is paused while its memory is sent. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
 	// or with wait when the migration has ended. A migration that has not reached its switchover after timeout_seconds is
 	// undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A caller that hangs up
 	// does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration ends the migration.
@@ -458,8 +458,8 @@ type VmServiceServer interface {
 	// ResetVm resets the machine without asking the guest. It waits up to 30 s until that is done; all else as in
 	// RebootVm.
 	ResetVm(context.Context, *ResetVmRequest) (*VirtualMachine, error)
-	// MigrateVm begins a live migration of a RUNNING VM to another host: the guest goes on running, and is paused briefly
-	// at the switchover. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
+	// MigrateVm begins a live migration of a RUNNING VM to another host: its disks are copied while the guest runs, and the
+	// guest is paused while its memory is sent. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
 	// or with wait when the migration has ended. A migration that has not reached its switchover after timeout_seconds is
 	// undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A caller that hangs up
 	// does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration ends the migration.
