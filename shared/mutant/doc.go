@@ -136,6 +136,7 @@ const (
 	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm
 	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm, controlplane/compute/volume
 	KeepOldCell       = "keep-old-cell"       // a host whose free capacity changes stays where the index of hosts had it: controlplane/compute/schedule
+	CountLostHost     = "count-lost-host"     // the capacity of a lost host counts for the VMs that it loses: controlplane/compute/schedule
 	AllocateTwice     = "allocate-twice"      // a VM is placed without regard to concurrent placements on the same host: controlplane/compute/vm
 	UnauditedChange   = "unaudited-change"    // a change is stored without an audit record: controlplane/accounts/identity
 	RepeatUnkeyed     = "repeat-unkeyed"      // a command without an idempotency key is sent again to the next leader: controlplane/records/leader
