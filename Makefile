@@ -11,7 +11,7 @@ RUN_PACKAGES := qemu-system-x86 ovmf swtpm iproute2 iptables nftables $(shell ca
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common librbd-dev librados-dev qemu-block-extra
 TEST_PACKAGES := $(RUN_PACKAGES) $(CEPH_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack qemu-guest-agent
 
-.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network bench-storage run-packages test-packages
+.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network bench-storage bench-vm run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(UP_FLAGS) $(DIR) bin $(GUEST)
@@ -116,3 +116,7 @@ bench-network: run-packages build guest
 # bench-storage compares volumes and images with QEMU, QMP, qemu-img, cp and rbd(8) by hand.
 bench-storage: test-packages build guest
 	.ci/bench-storage
+
+# bench-vm measures placements per second beside a naive scan of all hosts.
+bench-vm:
+	.ci/bench-vm

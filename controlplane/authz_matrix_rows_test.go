@@ -86,6 +86,8 @@ var computeRows = []row{
 	{name: operators + "CreateNodeToken", body: `{}`, allowed: "OK"},
 	{name: operators + "EvictNode", body: `{"nodeId":"$uuid"}`, allowed: "NOT_FOUND"},
 	{name: operators + "FenceNode", body: `{"nodeId":"$uuid","confirmedOff":true}`, allowed: "NOT_FOUND"},
+	{name: operators + "GetCapacity", body: `{}`, allowed: "OK"},
+	{name: operators + "RebalanceCluster", body: `{"dryRun":true}`, allowed: "OK"},
 	{name: operators + "BanNode", body: `{"nodeId":"$uuid"}`, allowed: "NOT_FOUND"},
 	{name: operators + "UnbanNode", body: `{"nodeId":"$uuid"}`, allowed: "NOT_FOUND"},
 	{name: operators + "ListBans", body: `{}`, allowed: "OK"},

@@ -79,6 +79,7 @@ var inside = map[string][]string{
 	"compute/image":                 {"compute/image/websource"},
 	"compute/node":                  {"compute/schedule"},
 	"compute/node/nodetest":         {"compute/node"},
+	"compute/schedule/bench":        {"compute/schedule", "compute/schedule/scheduletest"},
 	"compute/schedule/scheduletest": {"compute/schedule"},
 	"compute/snapshot":              {"compute/volume"},
 	"compute/volume":                {"compute/image", "compute/node", "compute/storageclass"},

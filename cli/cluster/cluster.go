@@ -32,7 +32,8 @@ func Command(s *session.Session) *cobra.Command {
 		}
 		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
 	})
-	c.AddCommand(status, addCommand(s), promoteCommand(s), removeCommand(s), replaceCommand(s), transferCommand(s), tokenCommand(s), backupCommand(s))
+	c.AddCommand(status, addCommand(s), promoteCommand(s), removeCommand(s), replaceCommand(s), transferCommand(s), tokenCommand(s), backupCommand(s),
+		capacityCommand(s), rebalanceCommand(s))
 	return c
 }
 

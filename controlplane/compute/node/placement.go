@@ -4,7 +4,9 @@ import (
 	"sync"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
 // placement holds the index in which Place searches. It has the hosts of Service.nodes, and is changed with that map. Its
@@ -22,6 +24,31 @@ func (s *Service) Place(r *schedule.Request) schedule.Decision {
 	s.placement.mu.RLock()
 	defer s.placement.mu.RUnlock()
 	return s.placement.index.Place(r)
+}
+
+// Snapshot returns the hosts in the records of v with the times of their last heartbeats, and the time now. It returns
+// Unavailable if this member does not lead.
+func (s *Service) Snapshot(v *store.View) (hosts []schedule.SnapshotHost, now cloud.Time, err error) {
+	all, _, err := Nodes.List(v, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.termStart == 0 {
+		return nil, 0, fault.New(fault.Unavailable, "this member does not lead").MayRetry()
+	}
+	for _, r := range all {
+		hosts = append(hosts, schedule.SnapshotHost{Node: *r.Value, LastSeen: s.lastHeartbeat[r.Value.ID]})
+	}
+	return hosts, s.opts.Steady().UnixMilli(), nil
+}
+
+// Leads reports whether this member leads and has read the hosts' records.
+func (s *Service) Leads() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.termStart != 0
 }
 
 func (p *placement) put(n *cloud.Node, lastSeen cloud.Time) {

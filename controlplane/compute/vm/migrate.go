@@ -160,17 +160,7 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 	}
 	r.On = to
 	r.Skip[vm.Node] = "has the VM already"
-	r.Check = func(n *cloud.Node) string {
-		switch {
-		case !n.LiveMigration:
-			return "has an agent that cannot migrate VMs"
-		case n.Architecture != source.Architecture:
-			return "is of another architecture"
-		case n.Labels[accelLabel] != source.Labels[accelLabel]:
-			return "runs guests with another accelerator"
-		}
-		return ""
-	}
+	r.Check = func(n *cloud.Node) string { return migrationShortage(source, n) }
 	target, err := s.choose(tx, vm, r, &volume.Placement{})
 	var retryable *retryableRefusal
 	if to == "" || err == nil {
@@ -180,6 +170,19 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 		return "", &retryableRefusal{hostRefusal(vm, retryable.refusal)}
 	}
 	return "", hostRefusal(vm, err)
+}
+
+// migrationShortage returns the reason why no VM can be migrated from the host source to the host n, or "".
+func migrationShortage(source, n *cloud.Node) string {
+	switch {
+	case !n.LiveMigration:
+		return "has an agent that cannot migrate VMs"
+	case n.Architecture != source.Architecture:
+		return "is of another architecture"
+	case n.Labels[accelLabel] != source.Labels[accelLabel]:
+		return "runs guests with another accelerator"
+	}
+	return ""
 }
 
 // hostRefusal returns the error for a VM that cannot be migrated to the requested host, from the error of choose.

@@ -79,7 +79,9 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 
 // placementRequest returns what a VM needs of a host, without Check.
 func placementRequest(r store.Reader, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) (*schedule.Request, error) {
-	out := &schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{}}
+	out := &schedule.Request{
+		VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{},
+	}
 	var err error
 	if out.Selector, err = selector(vm.Labels); err != nil {
 		return nil, err
@@ -115,8 +117,8 @@ func (s *Service) hostShortage(tx *store.Tx, vm *cloud.VM, volumes *volume.Place
 	return "", nil
 }
 
-// recordShortage returns the reason why a VM cannot be placed on the host with the record n, or "" if it can. n is nil if
-// the host was deleted.
+// recordShortage returns the reason why a VM cannot be placed on the host with the record n, or "" if it can. n is nil
+// if the host was deleted.
 func recordShortage(n *cloud.Node, need cloud.Capacity, volumes *volume.Placement) string {
 	if n == nil {
 		return "is no longer in the cluster"

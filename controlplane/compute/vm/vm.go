@@ -49,7 +49,7 @@ var (
 	groups = store.NewTable[cloud.NodeID]("vm-group")
 )
 
-// Options configures New. All fields except Billing are required.
+// Options configures New. All fields except Billing and Mover are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
@@ -59,6 +59,8 @@ type Options struct {
 	Log     *slog.Logger
 	// Billing is called for changes of VMs. It is nil if VMs are free of charge.
 	Billing Billing
+	// Mover moves VMs for Rebalance. The default migrates them.
+	Mover Mover
 }
 
 // Service implements the VM controller of one member.
@@ -88,9 +90,12 @@ func New(opts Options) *Service {
 	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]deadline{},
 		recoveries: map[cloud.VMID]recovery{}, scanned: map[cloud.NodeID]cloud.Time{},
 		migrations: map[cloud.VMID]migrating{}, progress: map[cloud.VMID]transferred{}}
+	if s.opts.Mover == nil {
+		s.opts.Mover = migrator{s}
+	}
 	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand,
 		attachNICCommand, detachNICCommand, recoverCommand, attachDiskCommand, detachDiskCommand, migrateCommand, cancelMigrationCommand,
-		progressCommand)
+		progressCommand, capacityCommand, rebalanceCommand)
 	return s
 }
 

@@ -194,6 +194,8 @@ var rules = map[Method]Rule{
 	operators + "CreateNodeToken":   {Nowhere, nil},
 	operators + "EvictNode":         {Nowhere, nil},
 	operators + "FenceNode":         {Nowhere, nil},
+	operators + "GetCapacity":       {Nowhere, nil},
+	operators + "RebalanceCluster":  {Nowhere, nil},
 	operators + "BanNode":           {Nowhere, nil},
 	operators + "UnbanNode":         {Nowhere, nil},
 	operators + "ListBans":          {Nowhere, nil},

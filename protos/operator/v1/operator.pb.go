@@ -1728,6 +1728,602 @@ func (x *ListBansResponse) GetNextPageToken() string {
 	return ""
 }
 
+type GetCapacityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetCapacityRequest) Reset() {
+	*x = GetCapacityRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCapacityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCapacityRequest) ProtoMessage() {}
+
+func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
+func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{30}
+}
+
+type GetCapacityResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sorted by name.
+	Hosts []*HostCapacity `protobuf:"bytes,1,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	// The sums over all hosts.
+	Capacity    *Resources `protobuf:"bytes,2,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Allocatable *Resources `protobuf:"bytes,3,opt,name=allocatable,proto3" json:"allocatable,omitempty"`
+	Allocated   *Resources `protobuf:"bytes,4,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	// Any single host that is not NOT_READY can be lost: the others have room for the VMs that are then started elsewhere.
+	AnyHostCanBeLost bool `protobuf:"varint,5,opt,name=any_host_can_be_lost,json=anyHostCanBeLost,proto3" json:"any_host_can_be_lost,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *GetCapacityResponse) Reset() {
+	*x = GetCapacityResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCapacityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCapacityResponse) ProtoMessage() {}
+
+func (x *GetCapacityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCapacityResponse.ProtoReflect.Descriptor instead.
+func (*GetCapacityResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *GetCapacityResponse) GetHosts() []*HostCapacity {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *GetCapacityResponse) GetCapacity() *Resources {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+func (x *GetCapacityResponse) GetAllocatable() *Resources {
+	if x != nil {
+		return x.Allocatable
+	}
+	return nil
+}
+
+func (x *GetCapacityResponse) GetAllocated() *Resources {
+	if x != nil {
+		return x.Allocated
+	}
+	return nil
+}
+
+func (x *GetCapacityResponse) GetAnyHostCanBeLost() bool {
+	if x != nil {
+		return x.AnyHostCanBeLost
+	}
+	return false
+}
+
+type Resources struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Vcpus         uint64                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
+	MemoryMib     uint64                 `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	StorageGib    uint64                 `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3" json:"storage_gib,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resources) Reset() {
+	*x = Resources{}
+	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resources) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resources) ProtoMessage() {}
+
+func (x *Resources) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resources.ProtoReflect.Descriptor instead.
+func (*Resources) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Resources) GetVcpus() uint64 {
+	if x != nil {
+		return x.Vcpus
+	}
+	return 0
+}
+
+func (x *Resources) GetMemoryMib() uint64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
+}
+
+func (x *Resources) GetStorageGib() uint64 {
+	if x != nil {
+		return x.StorageGib
+	}
+	return 0
+}
+
+type HostCapacity struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name   string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// As in NodeState, such as READY.
+	State       string     `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Capacity    *Resources `protobuf:"bytes,4,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Allocatable *Resources `protobuf:"bytes,5,opt,name=allocatable,proto3" json:"allocatable,omitempty"`
+	Allocated   *Resources `protobuf:"bytes,6,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	// What happens if the host is lost. It is missing if the host is NOT_READY.
+	Loss          *HostLoss `protobuf:"bytes,7,opt,name=loss,proto3" json:"loss,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostCapacity) Reset() {
+	*x = HostCapacity{}
+	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostCapacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostCapacity) ProtoMessage() {}
+
+func (x *HostCapacity) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostCapacity.ProtoReflect.Descriptor instead.
+func (*HostCapacity) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *HostCapacity) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *HostCapacity) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HostCapacity) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *HostCapacity) GetCapacity() *Resources {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+func (x *HostCapacity) GetAllocatable() *Resources {
+	if x != nil {
+		return x.Allocatable
+	}
+	return nil
+}
+
+func (x *HostCapacity) GetAllocated() *Resources {
+	if x != nil {
+		return x.Allocated
+	}
+	return nil
+}
+
+func (x *HostCapacity) GetLoss() *HostLoss {
+	if x != nil {
+		return x.Loss
+	}
+	return nil
+}
+
+type HostLoss struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The VMs on the host. Of these, recovered get another host, and waiting find none. The others stay on the lost host:
+	// they have not the metadata trivet/ha=restart, should not run, or have disks that only their host can use.
+	Vms       uint32 `protobuf:"varint,1,opt,name=vms,proto3" json:"vms,omitempty"`
+	Recovered uint32 `protobuf:"varint,2,opt,name=recovered,proto3" json:"recovered,omitempty"`
+	Waiting   uint32 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// The first VM that finds no host, and why; empty if there is none.
+	FirstWaiting  string `protobuf:"bytes,4,opt,name=first_waiting,json=firstWaiting,proto3" json:"first_waiting,omitempty"`
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostLoss) Reset() {
+	*x = HostLoss{}
+	mi := &file_operator_v1_operator_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostLoss) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostLoss) ProtoMessage() {}
+
+func (x *HostLoss) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostLoss.ProtoReflect.Descriptor instead.
+func (*HostLoss) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *HostLoss) GetVms() uint32 {
+	if x != nil {
+		return x.Vms
+	}
+	return 0
+}
+
+func (x *HostLoss) GetRecovered() uint32 {
+	if x != nil {
+		return x.Recovered
+	}
+	return 0
+}
+
+func (x *HostLoss) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *HostLoss) GetFirstWaiting() string {
+	if x != nil {
+		return x.FirstWaiting
+	}
+	return ""
+}
+
+func (x *HostLoss) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type RebalanceClusterRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	DryRun bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// 0 means 20; at most 1000.
+	MaxMoves      uint32 `protobuf:"varint,2,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalanceClusterRequest) Reset() {
+	*x = RebalanceClusterRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalanceClusterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalanceClusterRequest) ProtoMessage() {}
+
+func (x *RebalanceClusterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalanceClusterRequest.ProtoReflect.Descriptor instead.
+func (*RebalanceClusterRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *RebalanceClusterRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *RebalanceClusterRequest) GetMaxMoves() uint32 {
+	if x != nil {
+		return x.MaxMoves
+	}
+	return 0
+}
+
+type RebalanceClusterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Moves []*Move                `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	// The part, from 0 to 1, of the scarcest resource that is allocated on the READY host where it is highest and lowest,
+	// before and after all moves.
+	HighestBefore float64 `protobuf:"fixed64,2,opt,name=highest_before,json=highestBefore,proto3" json:"highest_before,omitempty"`
+	LowestBefore  float64 `protobuf:"fixed64,3,opt,name=lowest_before,json=lowestBefore,proto3" json:"lowest_before,omitempty"`
+	HighestAfter  float64 `protobuf:"fixed64,4,opt,name=highest_after,json=highestAfter,proto3" json:"highest_after,omitempty"`
+	LowestAfter   float64 `protobuf:"fixed64,5,opt,name=lowest_after,json=lowestAfter,proto3" json:"lowest_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebalanceClusterResponse) Reset() {
+	*x = RebalanceClusterResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebalanceClusterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebalanceClusterResponse) ProtoMessage() {}
+
+func (x *RebalanceClusterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebalanceClusterResponse.ProtoReflect.Descriptor instead.
+func (*RebalanceClusterResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *RebalanceClusterResponse) GetMoves() []*Move {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+func (x *RebalanceClusterResponse) GetHighestBefore() float64 {
+	if x != nil {
+		return x.HighestBefore
+	}
+	return 0
+}
+
+func (x *RebalanceClusterResponse) GetLowestBefore() float64 {
+	if x != nil {
+		return x.LowestBefore
+	}
+	return 0
+}
+
+func (x *RebalanceClusterResponse) GetHighestAfter() float64 {
+	if x != nil {
+		return x.HighestAfter
+	}
+	return 0
+}
+
+func (x *RebalanceClusterResponse) GetLowestAfter() float64 {
+	if x != nil {
+		return x.LowestAfter
+	}
+	return 0
+}
+
+type Move struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	VmId       string                 `protobuf:"bytes,1,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	VmName     string                 `protobuf:"bytes,2,opt,name=vm_name,json=vmName,proto3" json:"vm_name,omitempty"`
+	OrgId      string                 `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId  string                 `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	FromNodeId string                 `protobuf:"bytes,5,opt,name=from_node_id,json=fromNodeId,proto3" json:"from_node_id,omitempty"`
+	From       string                 `protobuf:"bytes,6,opt,name=from,proto3" json:"from,omitempty"`
+	ToNodeId   string                 `protobuf:"bytes,7,opt,name=to_node_id,json=toNodeId,proto3" json:"to_node_id,omitempty"`
+	To         string                 `protobuf:"bytes,8,opt,name=to,proto3" json:"to,omitempty"`
+	// The use of the fuller of the two hosts before and after the move.
+	Before        float64 `protobuf:"fixed64,9,opt,name=before,proto3" json:"before,omitempty"`
+	After         float64 `protobuf:"fixed64,10,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Move) Reset() {
+	*x = Move{}
+	mi := &file_operator_v1_operator_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Move) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Move) ProtoMessage() {}
+
+func (x *Move) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Move.ProtoReflect.Descriptor instead.
+func (*Move) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *Move) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+func (x *Move) GetVmName() string {
+	if x != nil {
+		return x.VmName
+	}
+	return ""
+}
+
+func (x *Move) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *Move) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *Move) GetFromNodeId() string {
+	if x != nil {
+		return x.FromNodeId
+	}
+	return ""
+}
+
+func (x *Move) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Move) GetToNodeId() string {
+	if x != nil {
+		return x.ToNodeId
+	}
+	return ""
+}
+
+func (x *Move) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *Move) GetBefore() float64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *Move) GetAfter() float64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
 type CreateMemberTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0 means 3600; at most 86400.
@@ -1738,7 +2334,7 @@ type CreateMemberTokenRequest struct {
 
 func (x *CreateMemberTokenRequest) Reset() {
 	*x = CreateMemberTokenRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[30]
+	mi := &file_operator_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +2346,7 @@ func (x *CreateMemberTokenRequest) String() string {
 func (*CreateMemberTokenRequest) ProtoMessage() {}
 
 func (x *CreateMemberTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[30]
+	mi := &file_operator_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +2359,7 @@ func (x *CreateMemberTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateMemberTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateMemberTokenRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateMemberTokenRequest) GetTtlSeconds() uint32 {
@@ -1784,7 +2380,7 @@ type CreateMemberTokenResponse struct {
 
 func (x *CreateMemberTokenResponse) Reset() {
 	*x = CreateMemberTokenResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[31]
+	mi := &file_operator_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +2392,7 @@ func (x *CreateMemberTokenResponse) String() string {
 func (*CreateMemberTokenResponse) ProtoMessage() {}
 
 func (x *CreateMemberTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[31]
+	mi := &file_operator_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +2405,7 @@ func (x *CreateMemberTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateMemberTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateMemberTokenResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateMemberTokenResponse) GetToken() string {
@@ -1838,7 +2434,7 @@ type GetMigrationRequest struct {
 
 func (x *GetMigrationRequest) Reset() {
 	*x = GetMigrationRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	mi := &file_operator_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +2446,7 @@ func (x *GetMigrationRequest) String() string {
 func (*GetMigrationRequest) ProtoMessage() {}
 
 func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[32]
+	mi := &file_operator_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +2459,7 @@ func (x *GetMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationRequest.ProtoReflect.Descriptor instead.
 func (*GetMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetMigrationRequest) GetOrgId() string {
@@ -1897,7 +2493,7 @@ type GetMigrationResponse struct {
 
 func (x *GetMigrationResponse) Reset() {
 	*x = GetMigrationResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	mi := &file_operator_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2505,7 @@ func (x *GetMigrationResponse) String() string {
 func (*GetMigrationResponse) ProtoMessage() {}
 
 func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[33]
+	mi := &file_operator_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2518,7 @@ func (x *GetMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMigrationResponse.ProtoReflect.Descriptor instead.
 func (*GetMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetMigrationResponse) GetMigration() *Migration {
@@ -1961,7 +2557,7 @@ type Migration struct {
 
 func (x *Migration) Reset() {
 	*x = Migration{}
-	mi := &file_operator_v1_operator_proto_msgTypes[34]
+	mi := &file_operator_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2569,7 @@ func (x *Migration) String() string {
 func (*Migration) ProtoMessage() {}
 
 func (x *Migration) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[34]
+	mi := &file_operator_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2582,7 @@ func (x *Migration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Migration.ProtoReflect.Descriptor instead.
 func (*Migration) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Migration) GetAttempt() uint64 {
@@ -2085,7 +2681,7 @@ type CancelMigrationRequest struct {
 
 func (x *CancelMigrationRequest) Reset() {
 	*x = CancelMigrationRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[35]
+	mi := &file_operator_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2693,7 @@ func (x *CancelMigrationRequest) String() string {
 func (*CancelMigrationRequest) ProtoMessage() {}
 
 func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[35]
+	mi := &file_operator_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2706,7 @@ func (x *CancelMigrationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationRequest.ProtoReflect.Descriptor instead.
 func (*CancelMigrationRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CancelMigrationRequest) GetOrgId() string {
@@ -2142,7 +2738,7 @@ type CancelMigrationResponse struct {
 
 func (x *CancelMigrationResponse) Reset() {
 	*x = CancelMigrationResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[36]
+	mi := &file_operator_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2154,7 +2750,7 @@ func (x *CancelMigrationResponse) String() string {
 func (*CancelMigrationResponse) ProtoMessage() {}
 
 func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[36]
+	mi := &file_operator_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2167,7 +2763,7 @@ func (x *CancelMigrationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMigrationResponse.ProtoReflect.Descriptor instead.
 func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 type ReadConsoleLogRequest struct {
@@ -2186,7 +2782,7 @@ type ReadConsoleLogRequest struct {
 
 func (x *ReadConsoleLogRequest) Reset() {
 	*x = ReadConsoleLogRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[37]
+	mi := &file_operator_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2794,7 @@ func (x *ReadConsoleLogRequest) String() string {
 func (*ReadConsoleLogRequest) ProtoMessage() {}
 
 func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[37]
+	mi := &file_operator_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2807,7 @@ func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReadConsoleLogRequest) GetOrgId() string {
@@ -2259,7 +2855,7 @@ type ReadConsoleLogResponse struct {
 
 func (x *ReadConsoleLogResponse) Reset() {
 	*x = ReadConsoleLogResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[38]
+	mi := &file_operator_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2867,7 @@ func (x *ReadConsoleLogResponse) String() string {
 func (*ReadConsoleLogResponse) ProtoMessage() {}
 
 func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[38]
+	mi := &file_operator_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2880,7 @@ func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogResponse.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ReadConsoleLogResponse) GetData() []byte {
@@ -2407,7 +3003,58 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"`\n" +
 	"\x10ListBansResponse\x12$\n" +
 	"\x04bans\x18\x01 \x03(\v2\x10.operator.v1.BanR\x04bans\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\";\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x14\n" +
+	"\x12GetCapacityRequest\"\x9a\x02\n" +
+	"\x13GetCapacityResponse\x12/\n" +
+	"\x05hosts\x18\x01 \x03(\v2\x19.operator.v1.HostCapacityR\x05hosts\x122\n" +
+	"\bcapacity\x18\x02 \x01(\v2\x16.operator.v1.ResourcesR\bcapacity\x128\n" +
+	"\vallocatable\x18\x03 \x01(\v2\x16.operator.v1.ResourcesR\vallocatable\x124\n" +
+	"\tallocated\x18\x04 \x01(\v2\x16.operator.v1.ResourcesR\tallocated\x12.\n" +
+	"\x14any_host_can_be_lost\x18\x05 \x01(\bR\x10anyHostCanBeLost\"a\n" +
+	"\tResources\x12\x14\n" +
+	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
+	"\n" +
+	"memory_mib\x18\x02 \x01(\x04R\tmemoryMib\x12\x1f\n" +
+	"\vstorage_gib\x18\x03 \x01(\x04R\n" +
+	"storageGib\"\xa0\x02\n" +
+	"\fHostCapacity\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x122\n" +
+	"\bcapacity\x18\x04 \x01(\v2\x16.operator.v1.ResourcesR\bcapacity\x128\n" +
+	"\vallocatable\x18\x05 \x01(\v2\x16.operator.v1.ResourcesR\vallocatable\x124\n" +
+	"\tallocated\x18\x06 \x01(\v2\x16.operator.v1.ResourcesR\tallocated\x12)\n" +
+	"\x04loss\x18\a \x01(\v2\x15.operator.v1.HostLossR\x04loss\"\x91\x01\n" +
+	"\bHostLoss\x12\x10\n" +
+	"\x03vms\x18\x01 \x01(\rR\x03vms\x12\x1c\n" +
+	"\trecovered\x18\x02 \x01(\rR\trecovered\x12\x18\n" +
+	"\awaiting\x18\x03 \x01(\rR\awaiting\x12#\n" +
+	"\rfirst_waiting\x18\x04 \x01(\tR\ffirstWaiting\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"O\n" +
+	"\x17RebalanceClusterRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\x12\x1b\n" +
+	"\tmax_moves\x18\x02 \x01(\rR\bmaxMoves\"\xd7\x01\n" +
+	"\x18RebalanceClusterResponse\x12'\n" +
+	"\x05moves\x18\x01 \x03(\v2\x11.operator.v1.MoveR\x05moves\x12%\n" +
+	"\x0ehighest_before\x18\x02 \x01(\x01R\rhighestBefore\x12#\n" +
+	"\rlowest_before\x18\x03 \x01(\x01R\flowestBefore\x12#\n" +
+	"\rhighest_after\x18\x04 \x01(\x01R\fhighestAfter\x12!\n" +
+	"\flowest_after\x18\x05 \x01(\x01R\vlowestAfter\"\xfc\x01\n" +
+	"\x04Move\x12\x13\n" +
+	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x17\n" +
+	"\avm_name\x18\x02 \x01(\tR\x06vmName\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\x12 \n" +
+	"\ffrom_node_id\x18\x05 \x01(\tR\n" +
+	"fromNodeId\x12\x12\n" +
+	"\x04from\x18\x06 \x01(\tR\x04from\x12\x1c\n" +
+	"\n" +
+	"to_node_id\x18\a \x01(\tR\btoNodeId\x12\x0e\n" +
+	"\x02to\x18\b \x01(\tR\x02to\x12\x16\n" +
+	"\x06before\x18\t \x01(\x01R\x06before\x12\x14\n" +
+	"\x05after\x18\n" +
+	" \x01(\x01R\x05after\";\n" +
 	"\x18CreateMemberTokenRequest\x12\x1f\n" +
 	"\vttl_seconds\x18\x01 \x01(\rR\n" +
 	"ttlSeconds\"P\n" +
@@ -2454,7 +3101,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"tail_bytes\x18\x05 \x01(\x04R\ttailBytes\",\n" +
 	"\x16ReadConsoleLogResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xb4\v\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xe7\f\n" +
 	"\x0fOperatorService\x12V\n" +
 	"\rClusterStatus\x12!.operator.v1.ClusterStatusRequest\x1a\".operator.v1.ClusterStatusResponse\x12J\n" +
 	"\tAddMember\x12\x1d.operator.v1.AddMemberRequest\x1a\x1e.operator.v1.AddMemberResponse\x12V\n" +
@@ -2465,7 +3112,9 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\rBackupCluster\x12!.operator.v1.BackupClusterRequest\x1a\".operator.v1.BackupClusterResponse0\x01\x12\\\n" +
 	"\x0fCreateNodeToken\x12#.operator.v1.CreateNodeTokenRequest\x1a$.operator.v1.CreateNodeTokenResponse\x12J\n" +
 	"\tEvictNode\x12\x1d.operator.v1.EvictNodeRequest\x1a\x1e.operator.v1.EvictNodeResponse\x12J\n" +
-	"\tFenceNode\x12\x1d.operator.v1.FenceNodeRequest\x1a\x1e.operator.v1.FenceNodeResponse\x12D\n" +
+	"\tFenceNode\x12\x1d.operator.v1.FenceNodeRequest\x1a\x1e.operator.v1.FenceNodeResponse\x12P\n" +
+	"\vGetCapacity\x12\x1f.operator.v1.GetCapacityRequest\x1a .operator.v1.GetCapacityResponse\x12_\n" +
+	"\x10RebalanceCluster\x12$.operator.v1.RebalanceClusterRequest\x1a%.operator.v1.RebalanceClusterResponse\x12D\n" +
 	"\aBanNode\x12\x1b.operator.v1.BanNodeRequest\x1a\x1c.operator.v1.BanNodeResponse\x12J\n" +
 	"\tUnbanNode\x12\x1d.operator.v1.UnbanNodeRequest\x1a\x1e.operator.v1.UnbanNodeResponse\x12G\n" +
 	"\bListBans\x12\x1c.operator.v1.ListBansRequest\x1a\x1d.operator.v1.ListBansResponse\x12b\n" +
@@ -2486,7 +3135,7 @@ func file_operator_v1_operator_proto_rawDescGZIP() []byte {
 	return file_operator_v1_operator_proto_rawDescData
 }
 
-var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_operator_v1_operator_proto_goTypes = []any{
 	(*ClusterStatusRequest)(nil),      // 0: operator.v1.ClusterStatusRequest
 	(*ClusterStatusResponse)(nil),     // 1: operator.v1.ClusterStatusResponse
@@ -2518,15 +3167,23 @@ var file_operator_v1_operator_proto_goTypes = []any{
 	(*UnbanNodeResponse)(nil),         // 27: operator.v1.UnbanNodeResponse
 	(*ListBansRequest)(nil),           // 28: operator.v1.ListBansRequest
 	(*ListBansResponse)(nil),          // 29: operator.v1.ListBansResponse
-	(*CreateMemberTokenRequest)(nil),  // 30: operator.v1.CreateMemberTokenRequest
-	(*CreateMemberTokenResponse)(nil), // 31: operator.v1.CreateMemberTokenResponse
-	(*GetMigrationRequest)(nil),       // 32: operator.v1.GetMigrationRequest
-	(*GetMigrationResponse)(nil),      // 33: operator.v1.GetMigrationResponse
-	(*Migration)(nil),                 // 34: operator.v1.Migration
-	(*CancelMigrationRequest)(nil),    // 35: operator.v1.CancelMigrationRequest
-	(*CancelMigrationResponse)(nil),   // 36: operator.v1.CancelMigrationResponse
-	(*ReadConsoleLogRequest)(nil),     // 37: operator.v1.ReadConsoleLogRequest
-	(*ReadConsoleLogResponse)(nil),    // 38: operator.v1.ReadConsoleLogResponse
+	(*GetCapacityRequest)(nil),        // 30: operator.v1.GetCapacityRequest
+	(*GetCapacityResponse)(nil),       // 31: operator.v1.GetCapacityResponse
+	(*Resources)(nil),                 // 32: operator.v1.Resources
+	(*HostCapacity)(nil),              // 33: operator.v1.HostCapacity
+	(*HostLoss)(nil),                  // 34: operator.v1.HostLoss
+	(*RebalanceClusterRequest)(nil),   // 35: operator.v1.RebalanceClusterRequest
+	(*RebalanceClusterResponse)(nil),  // 36: operator.v1.RebalanceClusterResponse
+	(*Move)(nil),                      // 37: operator.v1.Move
+	(*CreateMemberTokenRequest)(nil),  // 38: operator.v1.CreateMemberTokenRequest
+	(*CreateMemberTokenResponse)(nil), // 39: operator.v1.CreateMemberTokenResponse
+	(*GetMigrationRequest)(nil),       // 40: operator.v1.GetMigrationRequest
+	(*GetMigrationResponse)(nil),      // 41: operator.v1.GetMigrationResponse
+	(*Migration)(nil),                 // 42: operator.v1.Migration
+	(*CancelMigrationRequest)(nil),    // 43: operator.v1.CancelMigrationRequest
+	(*CancelMigrationResponse)(nil),   // 44: operator.v1.CancelMigrationResponse
+	(*ReadConsoleLogRequest)(nil),     // 45: operator.v1.ReadConsoleLogRequest
+	(*ReadConsoleLogResponse)(nil),    // 46: operator.v1.ReadConsoleLogResponse
 }
 var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: operator.v1.ClusterStatusResponse.members:type_name -> operator.v1.Member
@@ -2539,46 +3196,59 @@ var file_operator_v1_operator_proto_depIdxs = []int32{
 	16, // 7: operator.v1.Group.progress:type_name -> operator.v1.Progress
 	25, // 8: operator.v1.BanNodeResponse.bans:type_name -> operator.v1.Ban
 	25, // 9: operator.v1.ListBansResponse.bans:type_name -> operator.v1.Ban
-	34, // 10: operator.v1.GetMigrationResponse.migration:type_name -> operator.v1.Migration
-	0,  // 11: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
-	3,  // 12: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
-	5,  // 13: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
-	7,  // 14: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
-	9,  // 15: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
-	11, // 16: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
-	13, // 17: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
-	17, // 18: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
-	19, // 19: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
-	21, // 20: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
-	23, // 21: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
-	26, // 22: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
-	28, // 23: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
-	30, // 24: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
-	37, // 25: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
-	32, // 26: operator.v1.OperatorService.GetMigration:input_type -> operator.v1.GetMigrationRequest
-	35, // 27: operator.v1.OperatorService.CancelMigration:input_type -> operator.v1.CancelMigrationRequest
-	1,  // 28: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
-	4,  // 29: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
-	6,  // 30: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
-	8,  // 31: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
-	10, // 32: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
-	12, // 33: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
-	14, // 34: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
-	18, // 35: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
-	20, // 36: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
-	22, // 37: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
-	24, // 38: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
-	27, // 39: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
-	29, // 40: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
-	31, // 41: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
-	38, // 42: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
-	33, // 43: operator.v1.OperatorService.GetMigration:output_type -> operator.v1.GetMigrationResponse
-	36, // 44: operator.v1.OperatorService.CancelMigration:output_type -> operator.v1.CancelMigrationResponse
-	28, // [28:45] is the sub-list for method output_type
-	11, // [11:28] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	33, // 10: operator.v1.GetCapacityResponse.hosts:type_name -> operator.v1.HostCapacity
+	32, // 11: operator.v1.GetCapacityResponse.capacity:type_name -> operator.v1.Resources
+	32, // 12: operator.v1.GetCapacityResponse.allocatable:type_name -> operator.v1.Resources
+	32, // 13: operator.v1.GetCapacityResponse.allocated:type_name -> operator.v1.Resources
+	32, // 14: operator.v1.HostCapacity.capacity:type_name -> operator.v1.Resources
+	32, // 15: operator.v1.HostCapacity.allocatable:type_name -> operator.v1.Resources
+	32, // 16: operator.v1.HostCapacity.allocated:type_name -> operator.v1.Resources
+	34, // 17: operator.v1.HostCapacity.loss:type_name -> operator.v1.HostLoss
+	37, // 18: operator.v1.RebalanceClusterResponse.moves:type_name -> operator.v1.Move
+	42, // 19: operator.v1.GetMigrationResponse.migration:type_name -> operator.v1.Migration
+	0,  // 20: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
+	3,  // 21: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
+	5,  // 22: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
+	7,  // 23: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
+	9,  // 24: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
+	11, // 25: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
+	13, // 26: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
+	17, // 27: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
+	19, // 28: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
+	21, // 29: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
+	30, // 30: operator.v1.OperatorService.GetCapacity:input_type -> operator.v1.GetCapacityRequest
+	35, // 31: operator.v1.OperatorService.RebalanceCluster:input_type -> operator.v1.RebalanceClusterRequest
+	23, // 32: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
+	26, // 33: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
+	28, // 34: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
+	38, // 35: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
+	45, // 36: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
+	40, // 37: operator.v1.OperatorService.GetMigration:input_type -> operator.v1.GetMigrationRequest
+	43, // 38: operator.v1.OperatorService.CancelMigration:input_type -> operator.v1.CancelMigrationRequest
+	1,  // 39: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
+	4,  // 40: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
+	6,  // 41: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
+	8,  // 42: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
+	10, // 43: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
+	12, // 44: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
+	14, // 45: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
+	18, // 46: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
+	20, // 47: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
+	22, // 48: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
+	31, // 49: operator.v1.OperatorService.GetCapacity:output_type -> operator.v1.GetCapacityResponse
+	36, // 50: operator.v1.OperatorService.RebalanceCluster:output_type -> operator.v1.RebalanceClusterResponse
+	24, // 51: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
+	27, // 52: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
+	29, // 53: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
+	39, // 54: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
+	46, // 55: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
+	41, // 56: operator.v1.OperatorService.GetMigration:output_type -> operator.v1.GetMigrationResponse
+	44, // 57: operator.v1.OperatorService.CancelMigration:output_type -> operator.v1.CancelMigrationResponse
+	39, // [39:58] is the sub-list for method output_type
+	20, // [20:39] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_operator_v1_operator_proto_init() }
@@ -2592,7 +3262,7 @@ func file_operator_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_operator_v1_operator_proto_rawDesc), len(file_operator_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

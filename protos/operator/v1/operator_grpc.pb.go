@@ -42,6 +42,8 @@ const (
 	OperatorService_CreateNodeToken_FullMethodName   = "/operator.v1.OperatorService/CreateNodeToken"
 	OperatorService_EvictNode_FullMethodName         = "/operator.v1.OperatorService/EvictNode"
 	OperatorService_FenceNode_FullMethodName         = "/operator.v1.OperatorService/FenceNode"
+	OperatorService_GetCapacity_FullMethodName       = "/operator.v1.OperatorService/GetCapacity"
+	OperatorService_RebalanceCluster_FullMethodName  = "/operator.v1.OperatorService/RebalanceCluster"
 	OperatorService_BanNode_FullMethodName           = "/operator.v1.OperatorService/BanNode"
 	OperatorService_UnbanNode_FullMethodName         = "/operator.v1.OperatorService/UnbanNode"
 	OperatorService_ListBans_FullMethodName          = "/operator.v1.OperatorService/ListBans"
@@ -117,6 +119,14 @@ type OperatorServiceClient interface {
 	// INVALID_ARGUMENT: confirmed_off is not set. FAILED_PRECONDITION (NODE_ANSWERS): the host has sent a heartbeat in the
 	// last 15 s, or the leader has led for less than that. NOT_FOUND.
 	FenceNode(ctx context.Context, in *FenceNodeRequest, opts ...grpc.CallOption) (*FenceNodeResponse, error)
+	// GetCapacity returns what each host has, offers and has allocated, and whether the other hosts have room for its VMs if
+	// it is lost. It changes nothing, and may be repeated. UNAVAILABLE: there is no leader.
+	GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*GetCapacityResponse, error)
+	// RebalanceCluster proposes moves of VMs from full hosts to emptier ones. With dry_run it changes nothing. Without
+	// dry_run it makes the moves one after the other, waits for each, and returns at the first error; the moves before
+	// that remain. A repeat proposes moves for the new state. INVALID_ARGUMENT: max_moves is above 1000. UNAVAILABLE: there
+	// is no leader. Without dry_run also the errors of VmService.MigrateVm.
+	RebalanceCluster(ctx context.Context, in *RebalanceClusterRequest, opts ...grpc.CallOption) (*RebalanceClusterResponse, error)
 	// BanNode keeps a host's key out until UnbanNode: it cannot join, renew or call, and every member closes its
 	// connections, as with EvictNode. The host is cordoned; its record and the VMs placed on it stay. A repeat returns
 	// the present bans unchanged, with the first reason. FAILED_PRECONDITION: the host's key is not known yet; evict it
@@ -259,6 +269,26 @@ func (c *operatorServiceClient) FenceNode(ctx context.Context, in *FenceNodeRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FenceNodeResponse)
 	err := c.cc.Invoke(ctx, OperatorService_FenceNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*GetCapacityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetCapacityResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetCapacity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) RebalanceCluster(ctx context.Context, in *RebalanceClusterRequest, opts ...grpc.CallOption) (*RebalanceClusterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RebalanceClusterResponse)
+	err := c.cc.Invoke(ctx, OperatorService_RebalanceCluster_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -410,6 +440,14 @@ type OperatorServiceServer interface {
 	// INVALID_ARGUMENT: confirmed_off is not set. FAILED_PRECONDITION (NODE_ANSWERS): the host has sent a heartbeat in the
 	// last 15 s, or the leader has led for less than that. NOT_FOUND.
 	FenceNode(context.Context, *FenceNodeRequest) (*FenceNodeResponse, error)
+	// GetCapacity returns what each host has, offers and has allocated, and whether the other hosts have room for its VMs if
+	// it is lost. It changes nothing, and may be repeated. UNAVAILABLE: there is no leader.
+	GetCapacity(context.Context, *GetCapacityRequest) (*GetCapacityResponse, error)
+	// RebalanceCluster proposes moves of VMs from full hosts to emptier ones. With dry_run it changes nothing. Without
+	// dry_run it makes the moves one after the other, waits for each, and returns at the first error; the moves before
+	// that remain. A repeat proposes moves for the new state. INVALID_ARGUMENT: max_moves is above 1000. UNAVAILABLE: there
+	// is no leader. Without dry_run also the errors of VmService.MigrateVm.
+	RebalanceCluster(context.Context, *RebalanceClusterRequest) (*RebalanceClusterResponse, error)
 	// BanNode keeps a host's key out until UnbanNode: it cannot join, renew or call, and every member closes its
 	// connections, as with EvictNode. The host is cordoned; its record and the VMs placed on it stay. A repeat returns
 	// the present bans unchanged, with the first reason. FAILED_PRECONDITION: the host's key is not known yet; evict it
@@ -478,6 +516,12 @@ func (UnimplementedOperatorServiceServer) EvictNode(context.Context, *EvictNodeR
 }
 func (UnimplementedOperatorServiceServer) FenceNode(context.Context, *FenceNodeRequest) (*FenceNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FenceNode not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetCapacity(context.Context, *GetCapacityRequest) (*GetCapacityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetCapacity not implemented")
+}
+func (UnimplementedOperatorServiceServer) RebalanceCluster(context.Context, *RebalanceClusterRequest) (*RebalanceClusterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RebalanceCluster not implemented")
 }
 func (UnimplementedOperatorServiceServer) BanNode(context.Context, *BanNodeRequest) (*BanNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BanNode not implemented")
@@ -694,6 +738,42 @@ func _OperatorService_FenceNode_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetCapacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetCapacityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetCapacity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetCapacity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetCapacity(ctx, req.(*GetCapacityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_RebalanceCluster_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RebalanceClusterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).RebalanceCluster(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_RebalanceCluster_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).RebalanceCluster(ctx, req.(*RebalanceClusterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_BanNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(BanNodeRequest)
 	if err := dec(in); err != nil {
@@ -855,6 +935,14 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FenceNode",
 			Handler:    _OperatorService_FenceNode_Handler,
+		},
+		{
+			MethodName: "GetCapacity",
+			Handler:    _OperatorService_GetCapacity_Handler,
+		},
+		{
+			MethodName: "RebalanceCluster",
+			Handler:    _OperatorService_RebalanceCluster_Handler,
 		},
 		{
 			MethodName: "BanNode",

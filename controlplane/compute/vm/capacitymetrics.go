@@ -1,0 +1,98 @@
+package vm
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+var (
+	capacityDesc    = prometheus.NewDesc("trivet_hosts_capacity", "What the hosts have, by resource.", []string{"resource"}, nil)
+	allocatableDesc = prometheus.NewDesc("trivet_hosts_allocatable", "What the hosts offer to VMs, by resource.", []string{"resource"}, nil)
+	allocatedDesc   = prometheus.NewDesc("trivet_hosts_allocated", "What is allocated to VMs, by resource.", []string{"resource"}, nil)
+	losableDesc     = prometheus.NewDesc("trivet_any_host_can_be_lost",
+		"1 if for each single host the other hosts have room for the VMs that are started elsewhere when it is lost, otherwise 0.", nil, nil)
+	unlosableDesc = prometheus.NewDesc("trivet_hosts_that_cannot_be_lost",
+		"Hosts for whose VMs the other hosts have no room, of those that are started elsewhere when the host is lost.", nil, nil)
+)
+
+// surveyEvery is the minimum interval at which a CapacityCollector reads all hosts and VMs.
+const surveyEvery = time.Minute
+
+// CapacityCollector exports the capacity of the hosts, and whether any one of them can be lost. Only the leader exports
+// values, because only the leader knows which hosts are READY.
+type CapacityCollector struct {
+	vms *Service
+
+	mu       sync.Mutex // guards the fields below
+	surveyed time.Time  // time at which hosts was read; zero before the first read
+	hosts    []HostCapacity
+}
+
+var _ prometheus.Collector = (*CapacityCollector)(nil)
+
+// NewCapacityCollector returns a CapacityCollector of the hosts of s.
+func NewCapacityCollector(s *Service) *CapacityCollector { return &CapacityCollector{vms: s} }
+
+// Describe implements prometheus.Collector.
+func (c *CapacityCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{capacityDesc, allocatableDesc, allocatedDesc, losableDesc, unlosableDesc} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector. It exports nothing if this member does not lead, or if the records cannot be
+// read.
+func (c *CapacityCollector) Collect(out chan<- prometheus.Metric) {
+	hosts := c.read()
+	if len(hosts) == 0 {
+		return
+	}
+	var sums [3][3]float64
+	unlosable := 0.0
+	for _, h := range hosts {
+		for i, c := range []cloud.Capacity{h.Capacity, h.Allocatable, h.Allocated} {
+			for j, n := range []uint64{uint64(c.VCPUs), c.MemoryMiB << 20, c.StorageGiB << 30} {
+				sums[i][j] += float64(n)
+			}
+		}
+		if h.Loss != nil && h.Loss.Waiting > 0 {
+			unlosable++
+		}
+	}
+	for i, desc := range []*prometheus.Desc{capacityDesc, allocatableDesc, allocatedDesc} {
+		for j, resource := range []string{"vcpus", "memory_bytes", "storage_bytes"} {
+			out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, sums[i][j], resource)
+		}
+	}
+	losable := 1.0
+	if unlosable > 0 {
+		losable = 0
+	}
+	out <- prometheus.MustNewConstMetric(losableDesc, prometheus.GaugeValue, losable)
+	out <- prometheus.MustNewConstMetric(unlosableDesc, prometheus.GaugeValue, unlosable)
+}
+
+// read returns the hosts as of at most surveyEvery ago. It returns none if this member does not lead.
+func (c *CapacityCollector) read() []HostCapacity {
+	if !c.vms.opts.Nodes.Leads() {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.surveyed.IsZero() || time.Since(c.surveyed) >= surveyEvery {
+		c.hosts = nil
+		if err := c.vms.opts.Store.Local(func(v *store.View) (err error) {
+			c.hosts, err = c.vms.capacity(v)
+			return err
+		}); err != nil {
+			return nil
+		}
+		c.surveyed = time.Now()
+	}
+	return c.hosts
+}
