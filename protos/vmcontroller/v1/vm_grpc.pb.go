@@ -122,10 +122,11 @@ type VmServiceClient interface {
 	// RebootVm.
 	ResetVm(ctx context.Context, in *ResetVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// MigrateVm begins a live migration of a RUNNING VM to another host: its disks are copied while the guest runs, and the
-	// guest is paused while its memory is sent. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
-	// or with wait when the migration has ended. A migration that has not reached its switchover after timeout_seconds is
-	// undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A caller that hangs up
-	// does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration ends the migration.
+	// guest is paused while its memory is sent. Without destination_node_id the control plane chooses the host. It returns
+	// the VM as MIGRATING, or with wait when the migration has ended. A migration that has not reached its switchover after
+	// timeout_seconds is undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A
+	// caller that hangs up does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration
+	// ends the migration.
 	//
 	// FAILED_PRECONDITION: the VM is not RUNNING or is on that host already; it cannot be migrated (NOT_MIGRATABLE), for
 	// example because a disk is a volume; the host cannot have it (NO_HOST_FITS); with wait, the migration was undone.
@@ -459,10 +460,11 @@ type VmServiceServer interface {
 	// RebootVm.
 	ResetVm(context.Context, *ResetVmRequest) (*VirtualMachine, error)
 	// MigrateVm begins a live migration of a RUNNING VM to another host: its disks are copied while the guest runs, and the
-	// guest is paused while its memory is sent. Without destination_node_id the control plane chooses the host. It returns the VM as MIGRATING,
-	// or with wait when the migration has ended. A migration that has not reached its switchover after timeout_seconds is
-	// undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A caller that hangs up
-	// does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration ends the migration.
+	// guest is paused while its memory is sent. Without destination_node_id the control plane chooses the host. It returns
+	// the VM as MIGRATING, or with wait when the migration has ended. A migration that has not reached its switchover after
+	// timeout_seconds is undone, and the VM runs where it was; 0 is 150 s per GiB of memory and disk, at least 300 s. A
+	// caller that hangs up does not end the migration. operator.v1 GetMigration shows the progress, and CancelMigration
+	// ends the migration.
 	//
 	// FAILED_PRECONDITION: the VM is not RUNNING or is on that host already; it cannot be migrated (NOT_MIGRATABLE), for
 	// example because a disk is a volume; the host cannot have it (NO_HOST_FITS); with wait, the migration was undone.
