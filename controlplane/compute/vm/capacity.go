@@ -108,7 +108,9 @@ func (s *Service) snapshot(v *store.View, complete func(*snapshot, *cloud.VM, *s
 func (s *snapshot) vm(vm *cloud.VM) (schedule.SnapshotVM, error) {
 	out := schedule.SnapshotVM{
 		Name: vm.Name, Node: vm.Node, Priority: vm.Priority(), Groups: vmGroups(vm),
-		Request: schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model},
+		Request: schedule.Request{
+			VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(),
+		},
 	}
 	var err error
 	if out.Request.Selector, err = selector(vm.Labels); err != nil {
