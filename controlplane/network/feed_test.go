@@ -90,6 +90,13 @@ func (s *feedScript) run(t *testing.T, d *datadriven.TestData) string {
 		s.unpeer(name)
 	case "bind":
 		s.bind(port, node)
+	case "migrate": // what MigrateNICs does for a port
+		s.change(port, func(p *cloud.Port) {
+			if p.MigrationNode = cloud.NodeID(s.arg(d, "other")); p.Node != node {
+				p.Node, p.Status = node, cloud.NetworkPending
+				p.BindingGeneration++
+			}
+		})
 	case "delete":
 		s.update(func(tx *store.Tx) error { _, err := deletePort(tx, acme, port); return err })
 	case "describe":

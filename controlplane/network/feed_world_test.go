@@ -385,6 +385,9 @@ func line(r proto.Message, names map[string]string) string {
 		text += fmt.Sprintf(" node=%s vtep=%s vni=%d generation=%d", r.GetNatGateway().GetNodeId(), r.GetVtep(), r.GetVni(), r.GetBindingGeneration())
 	case *agentv1.HostPort:
 		text += fmt.Sprintf(" node=%s vtep=%s generation=%d", r.GetPort().GetNodeId(), r.GetVtep(), r.GetBindingGeneration())
+		if other := r.GetMigrationNodeId(); other != "" {
+			text += " migration_node=" + other
+		}
 	}
 	return text
 }
