@@ -20,8 +20,6 @@ import (
 // tunnelCommand is the first argument that makes the test program act as the tunnel process.
 const tunnelCommand = "migration-tunnel"
 
-const attempt = 7
-
 // move is a migration of a guest between two hosts, with the test as the control plane.
 type move struct {
 	*testing.T
@@ -32,12 +30,15 @@ type move struct {
 	machine        []byte
 	address        string
 	generation     uint64
+	attempt        uint64
+	names          map[*lab]string // IDs of the hosts
 }
 
 // newMove starts a guest with two disks at the host source.
 func newMove(t *testing.T) *move {
 	t.Helper()
-	m := &move{T: t, source: newLab(t), target: newLab(t)}
+	m := &move{T: t, source: newLab(t), target: newLab(t), attempt: 7}
+	m.names = map[*lab]string{m.source: "source", m.target: "target"}
 	authority, err := mtls.NewAuthority("11", make([]byte, ed25519.SeedSize))
 	require.NoError(t, err)
 	for name, l := range map[string]*lab{"source": m.source, "target": m.target} {
@@ -76,10 +77,10 @@ func migrationOptions(t *testing.T, authority *mtls.Authority, node string) *Mig
 func (m *move) assigned(role agentv1.MigrationRole) *agentv1.AssignedVm {
 	w := with(m.vm, func(*agentv1.AssignedVm) {})
 	w.Generation = m.generation
-	w.Migration = &agentv1.AssignedMigration{Attempt: attempt, Role: role, Phase: m.phase, PeerNodeId: "target", PeerAddress: m.address,
+	w.Migration = &agentv1.AssignedMigration{Attempt: m.attempt, Role: role, Phase: m.phase, PeerNodeId: m.names[m.target], PeerAddress: m.address,
 		MaxBytesPerSecond: m.rate}
 	if role == agentv1.MigrationRole_MIGRATION_ROLE_TARGET {
-		w.Migration.PeerNodeId, w.Migration.Machine = "source", m.machine
+		w.Migration.PeerNodeId, w.Migration.Machine = m.names[m.source], m.machine
 	}
 	return w
 }
@@ -112,7 +113,7 @@ func (m *move) enterAt(l *lab, phase agentv1.MigrationPhase) {
 func (m *move) reports(l *lab, state cloud.MigrationState) *cloud.MigrationObservation {
 	m.Helper()
 	o := l.until(cloud.VMID(m.vm.VmId), "migration "+state.String(), func(o cloud.Observation) bool {
-		return o.Migration != nil && o.Migration.Attempt == attempt && o.Migration.State == state
+		return o.Migration != nil && o.Migration.Attempt == m.attempt && o.Migration.State == state
 	})
 	return o.Migration
 }
@@ -256,6 +257,14 @@ func TestMigration(t *testing.T) {
 	again := with(m.vm, func(w *agentv1.AssignedVm) { w.Resets++ })
 	m.target.assign(again)
 	m.target.says(m.vm.VmId, "GUEST UP", 1)
+
+	// QEMU at the former target still reports the first migration as completed.
+	m.vm, m.generation = again, again.Generation
+	m.source, m.target, m.attempt = m.target, m.source, 8
+	m.atSwitchover()
+	m.enter(switchover)
+	m.reports(m.target, cloud.MigrationRunning)
+	m.settled()
 }
 
 // tunnels returns the number of tunnel processes of both hosts.

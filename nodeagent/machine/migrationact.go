@@ -73,7 +73,8 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		return out
 	}
 	out.Status, out.Mirrors, out.Ready = m.Status, len(m.Mirrors), len(m.Mirrors) == out.Disks
-	if m.Status == "none" {
+	// A QEMU that was a target reports the status of that migration until it sends memory itself.
+	if m.Status == "none" || r.sending() && !out.Held && !m.Active() {
 		out.Status = ""
 	}
 	for _, one := range m.Mirrors {
@@ -82,7 +83,7 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 			out.Failure = brief(fmt.Errorf("a disk could not be copied: %s", one.Error))
 		}
 	}
-	if out.Failure == "" && m.Status == "failed" && r.sending() {
+	if out.Failure == "" && out.Status == "failed" && r.sending() {
 		out.Failure = brief(fmt.Errorf("QEMU could not send the state of the guest: %s", m.Error))
 	}
 	if m.SentBytes != t.sent || m.TotalBytes != t.total {
