@@ -41,7 +41,7 @@ type host struct {
 type class struct {
 	classKey
 	models []string
-	cells  []*cell
+	cells  []classCell
 	byFree map[[3]uint8]*cell
 }
 
@@ -57,6 +57,12 @@ type classKey struct {
 type cell struct {
 	free  [3]uint8
 	hosts []*host // sorted by ring position
+}
+
+// classCell is a cell of a class, with a copy of its free parts, so that a search reads the cells of a class in order.
+type classCell struct {
+	free [3]uint8
+	*cell
 }
 
 // levels is the number of parts into which the size of a resource is divided.
@@ -211,7 +217,7 @@ func (h *host) enterCell() {
 	if in == nil {
 		in = &cell{free: free}
 		h.class.byFree[free] = in
-		h.class.cells = append(h.class.cells, in)
+		h.class.cells = append(h.class.cells, classCell{free, in})
 	}
 	in.hosts = insert(in.hosts, h)
 	h.cell = in
@@ -227,36 +233,53 @@ func (h *host) leaveCell() {
 		return
 	}
 	delete(h.class.byFree, h.cell.free)
-	i := slices.Index(h.class.cells, h.cell)
+	i := slices.IndexFunc(h.class.cells, func(c classCell) bool { return c.cell == h.cell })
 	h.class.cells = slices.Delete(h.class.cells, i, i+1)
 }
 
-// level returns how many twentieths of the scarcest resource a host of the class stays free of, if it has the parts
-// free now and gets a VM that needs need.
-func (c *class) level(free [3]uint8, need cloud.Capacity) int {
-	left := levels
-	for i, r := range [3][2]uint64{
-		{uint64(need.VCPUs), uint64(c.least.VCPUs)},
-		{need.MemoryMiB, c.least.MemoryMiB},
-		{need.StorageGiB, c.least.StorageGiB},
+// classNeed is what a VM needs of the hosts of a class.
+type classNeed struct {
+	// twentieths are the parts of each resource that the VM takes, rounded down.
+	twentieths [3]uint8
+	// least are the parts that must be free. Hosts with that much free may still have too little, because parts are
+	// rounded. 255 means that no host of the class has enough.
+	least [3]uint8
+}
+
+func (c *class) need(need cloud.Capacity) (out classNeed) {
+	for i, r := range [3][3]uint64{
+		{uint64(need.VCPUs), uint64(c.least.VCPUs), uint64(c.most.VCPUs)},
+		{need.MemoryMiB, c.least.MemoryMiB, c.most.MemoryMiB},
+		{need.StorageGiB, c.least.StorageGiB, c.most.StorageGiB},
 	} {
-		if r[1] > 0 {
-			left = min(left, int(free[i])-int(min(r[0]*levels/r[1], levels)))
+		want, least, most := r[0], r[1], r[2]
+		if least > 0 {
+			out.twentieths[i] = uint8(min(want*levels/least, levels))
 		}
+		switch {
+		case want == 0:
+		case want > most:
+			out.least[i] = 255
+		default:
+			out.least[i] = uint8((want*levels+most-1)/most - 1)
+		}
+	}
+	return out
+}
+
+// level returns how many twentieths of the scarcest resource a host stays free of, if it has the parts free now and gets
+// the VM.
+func (n *classNeed) level(free [3]uint8) int {
+	left := levels
+	for i := range free {
+		left = min(left, int(free[i])-int(n.twentieths[i]))
 	}
 	return max(left, 0)
 }
 
-// mayCover reports whether a host of the class with these parts free may have enough of each resource.
-func (c *class) mayCover(free [3]uint8, need cloud.Capacity) bool {
-	for i, r := range [3][2]uint64{
-		{uint64(need.VCPUs), uint64(c.most.VCPUs)}, {need.MemoryMiB, c.most.MemoryMiB}, {need.StorageGiB, c.most.StorageGiB},
-	} {
-		if r[0]*levels > (uint64(free[i])+1)*r[1] {
-			return false
-		}
-	}
-	return true
+// mayCover reports whether a host with these parts free may have enough of each resource.
+func (n *classNeed) mayCover(free [3]uint8) bool {
+	return free[0] >= n.least[0] && free[1] >= n.least[1] && free[2] >= n.least[2]
 }
 
 // sizeRange returns the range of sizes of the class of hosts with the size c. In each resource the range has all sizes

@@ -60,9 +60,10 @@ type rank struct {
 }
 
 func (q *query) rankOf(h *host) rank {
+	need := h.class.need(q.Need)
 	r := rank{
 		soft: q.AntiAffinitySoft[h.node.ID], noAffinity: len(q.AffinitySoft) > 0 && q.AffinitySoft[h.node.ID] == 0,
-		missing: levels - h.class.level(h.cell.free, q.Need), distance: h.position - q.position, id: h.node.ID,
+		missing: levels - need.level(h.cell.free), distance: h.position - q.position, id: h.node.ID,
 	}
 	if q.SpreadLabel != "" {
 		r.spread = math.MaxInt
@@ -207,14 +208,16 @@ func (q *query) searchCells(in within) *host {
 			if !c.kvm || c.otherArchitecture(q.Request) || c.lacksModel(q.Request) {
 				continue
 			}
-			for _, one := range c.cells {
-				l := c.level(one.free, q.Need)
-				if l > level || l < level && l <= next || !c.mayCover(one.free, q.Need) {
+			need := c.need(q.Need)
+			for i := range c.cells {
+				one := &c.cells[i]
+				l := need.level(one.free)
+				if l > level || l < level && l <= next || !need.mayCover(one.free) {
 					continue
 				}
 				if l < level {
 					next = l
-				} else if h := q.first(one, in, best); h != nil {
+				} else if h := q.first(one.cell, in, best); h != nil {
 					best = h
 				}
 			}
