@@ -1,0 +1,67 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+// migrate moves a running guest to another host, and back while the agents of both hosts are restarted. The guest keeps
+// its memory, and another guest reaches it at the same address.
+func (c *networkCloud) migrate(m, peer *machine, host int) {
+	home := m.host
+	_, err := c.vms.UpdateVm(c.context(time.Minute), &vmv1.UpdateVmRequest{
+		VmId: m.vm.GetId(), Labels: map[string]string{"trivet/node-selector": ""}, // which boot has set
+	})
+	require.NoError(c.t, err)
+	ip := m.nic.Address.Addr().String()
+	// A connection that sends again after the first move.
+	m.run("sleep 300 2>/dev/null </dev/null | timeout 300 nc -l -p 5000 >/tmp/received 2>/dev/null &")
+	peer.run("(echo before; while [ ! -e /tmp/moved ]; do sleep 0.2; done; echo after) 2>/dev/null </dev/null | " +
+		"timeout 300 nc " + ip + " 5000 >/dev/null 2>&1 &")
+	m.eventually("the connection is open", "grep -q before /tmp/received")
+	boot := m.run("echo kept >/tmp/mark && cat /proc/sys/kernel/random/boot_id")
+	for _, to := range []int{host, home} {
+		ctx := c.context(3 * time.Minute)
+		_, err := c.vms.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: m.vm.GetId(), DestinationNodeId: c.ids[to]})
+		require.NoError(c.t, err)
+		if to == home {
+			for _, h := range []int{host, home} {
+				require.NoError(c.t, c.dir.Kill(c.hosts[h].Name))
+				require.NoError(c.t, c.hosts[h].Start(""))
+			}
+		}
+		require.NoError(c.t, lab.Until(ctx, "the VM runs on the other host", func(ctx context.Context) error {
+			vm, err := c.vms.GetVm(ctx, &vmv1.GetVmRequest{VmId: m.vm.GetId()})
+			if err == nil && (vm.GetState() != vmv1.VmState_VM_STATE_RUNNING || vm.GetNodeId() != c.ids[to]) {
+				err = fmt.Errorf("it is %v on %s: %s", vm.GetState(), vm.GetNodeId(), vm.GetStatus().GetLastError())
+			}
+			return err
+		}))
+		m.host = to
+		m.eventually("the guest has kept its memory", "grep -q kept /tmp/mark")
+		require.Equal(c.t, boot, m.run("cat /proc/sys/kernel/random/boot_id"), "the guest did not boot again")
+		if to == host {
+			peer.run("touch /tmp/moved")
+			m.eventually("the connection goes on", "grep -q after /tmp/received")
+		}
+		peer.eventually("another guest reaches it", "ping -c 1 -W 2 "+ip)
+	}
+}
+
+// TestMigration moves a guest with a network interface between two hosts: see migrate.
+func TestMigration(t *testing.T) {
+	c := newNetworkCloud(t, 2)
+	_, subnets := c.vpc("prod", "10.0.0.0/16", "10.0.1.0/24")
+	subnet := subnets[0]
+	a := c.boot("a", 0, &vmv1.NetworkSpec{SubnetId: subnet})
+	b := c.boot("b", 1, &vmv1.NetworkSpec{SubnetId: subnet})
+	c.migrate(a, b, 1)
+}
