@@ -14,6 +14,7 @@ import (
 
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vmv1.VirtualMachine, error) {
@@ -145,6 +146,18 @@ func (c *fakeCloud) power(id string, to vmv1.VmState) (*vmv1.VirtualMachine, err
 	}
 	vm.State = to
 	return vm, nil
+}
+
+// UpdateVm changes the metadata of a VM.
+func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, "  "+oneLine(&vmv1.UpdateVmRequest{Metadata: in.GetMetadata()}))
+	vm, err := c.vm(in.GetVmId())
+	if err == nil {
+		vm.Metadata = cloud.Merge(vm.GetMetadata(), in.GetMetadata())
+	}
+	return vm, err
 }
 
 func (c *fakeCloud) StartVm(_ context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {

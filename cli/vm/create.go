@@ -34,6 +34,7 @@ type createFlags struct {
 	userData                string
 	kernel, initrd, cmdline string
 	start                   bool
+	machine                 machineFlags
 }
 
 func createCommand(s *session.Session) *cobra.Command {
@@ -77,6 +78,8 @@ mappings, and labels and metadata are mappings:
   trivet vm create pet --volume root,boot --volume data --start
   trivet vm create store --image debian --disk 20 --disk size=500,class=fast
   trivet vm create -f vm.yaml --memory 4G --start
+  trivet vm create installer --disk 40 --cdrom debian-iso --firmware uefi --start
+  trivet vm create pc --disk 60 --cdrom windows-iso --os-type windows --secure-boot --tpm --memory 4G
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
 		Args: cobra.MaximumNArgs(1),
 	}
@@ -99,8 +102,9 @@ mappings, and labels and metadata are mappings:
 	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or ID")
 	p.StringVar(&f.initrd, "initrd", "", "initial RAM disk for --kernel: an image, by name or ID")
 	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
+	f.machine.register(p)
 	p.BoolVar(&f.start, "start", false, "start the VM, and wait until it runs")
-	for _, flag := range []string{"image", "kernel", "initrd"} {
+	for _, flag := range []string{"image", "kernel", "initrd", "cdrom"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
 	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
@@ -222,8 +226,8 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 		return nil, nil, session.Usagef("the first disk has two images: %s and %s", f.image, disks[0].image)
 	case f.image != "":
 		disks[0].image = f.image
-	case len(disks) == 0 && len(f.volumes) == 0 && f.kernel == "":
-		return nil, nil, session.Usagef("the VM has nothing to boot: give --image, --disk, --volume or --kernel")
+	case len(disks) == 0 && len(f.volumes) == 0 && f.kernel == "" && f.machine.cdrom == "":
+		return nil, nil, session.Usagef("the VM has nothing to boot: give --image, --disk, --volume, --cdrom or --kernel")
 	}
 	for _, text := range f.volumes {
 		d, err := parseVolume(len(disks), text)
@@ -260,6 +264,9 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 			return nil, nil, err
 		}
 	}
+	if metadata, err = f.machine.addTo(metadata); err != nil {
+		return nil, nil, err
+	}
 	if f.vcpus == 0 {
 		return nil, nil, session.Usagef("--vcpus: want 1 or more")
 	}
@@ -269,8 +276,9 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	return &vmv1.CreateVmRequest{
 		Name: name, Hypervisor: vmv1.HypervisorType_HYPERVISOR_TYPE_KVM, Labels: labels, Metadata: metadata,
 		Spec: &vmv1.VmSpec{
-			Cpu:    &vmv1.CpuSpec{Vcpus: f.vcpus, Sockets: f.sockets, CoresPerSocket: f.cores, CpuModel: f.cpuModel},
-			Memory: &vmv1.MemorySpec{SizeMib: memory, Hugepages: f.hugepages},
+			Cpu:      &vmv1.CpuSpec{Vcpus: f.vcpus, Sockets: f.sockets, CoresPerSocket: f.cores, CpuModel: f.cpuModel},
+			Memory:   &vmv1.MemorySpec{SizeMib: memory, Hugepages: f.hugepages},
+			Security: f.machine.security(),
 		},
 	}, disks, nil
 }
@@ -304,6 +312,13 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 			return err
 		}
 		req.Spec.Disks = append(req.Spec.Disks, d.spec(id, volumeID))
+	}
+	if f.machine.cdrom != "" {
+		id, err := find(f.machine.cdrom)
+		if err != nil {
+			return err
+		}
+		req.Metadata[cloud.CDROMKey] = id
 	}
 	if f.kernel == "" {
 		return nil

@@ -104,6 +104,9 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		[2]string{"vCPUs", cpu(spec.GetCpu())},
 		[2]string{"Memory", show.Bytes(spec.GetMemory().GetSizeMib() << 20)},
 	)
+	if text := security(spec.GetSecurity()); text != "" {
+		fields = append(fields, [2]string{"Security", text})
+	}
 	if u := status.GetResourceUsage(); u != nil {
 		fields = append(fields, [2]string{"Uses", fmt.Sprintf("%.1f %% CPU, %s memory, disk %s read %s written, network %s in %s out",
 			u.GetCpuPercent(), show.Bytes(u.GetMemoryUsedMib()<<20), show.Bytes(u.GetDiskReadBytes()), show.Bytes(u.GetDiskWriteBytes()),
