@@ -107,6 +107,33 @@ func (c *fakeCloud) GetVm(_ context.Context, in *vmv1.GetVmRequest) (*vmv1.Virtu
 	return c.vm(in.GetVmId())
 }
 
+// UpdateVm changes metadata, processors and memory. Of a VM that is RUNNING it shows a change of the spec as pending.
+func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, "  "+oneLine(&vmv1.UpdateVmRequest{Metadata: in.GetMetadata(), Spec: in.GetSpec()}))
+	vm, err := c.vm(in.GetVmId())
+	if err != nil {
+		return nil, err
+	}
+	vm.Metadata = cloud.Merge(vm.GetMetadata(), in.GetMetadata())
+	if in.GetSpec() == nil {
+		return vm, nil
+	}
+	if vm.GetState() == vmv1.VmState_VM_STATE_RUNNING {
+		vm.Metadata = map[string]string{cloud.PendingResize: fmt.Sprintf("vcpus=%d,memory_mib=%d",
+			in.GetSpec().GetCpu().GetVcpus(), in.GetSpec().GetMemory().GetSizeMib())}
+		return vm, nil
+	}
+	if in.GetSpec().GetCpu() != nil {
+		vm.Spec.Cpu = in.GetSpec().GetCpu()
+	}
+	if in.GetSpec().GetMemory() != nil {
+		vm.Spec.Memory = in.GetSpec().GetMemory()
+	}
+	return vm, nil
+}
+
 // ListVms returns two VMs per page. The only filter that it supports is one on the name.
 func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.ListVmsResponse, error) {
 	c.mu.Lock()
@@ -146,18 +173,6 @@ func (c *fakeCloud) power(id string, to vmv1.VmState) (*vmv1.VirtualMachine, err
 	}
 	vm.State = to
 	return vm, nil
-}
-
-// UpdateVm changes the metadata of a VM.
-func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1.VirtualMachine, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls = append(c.calls, "  "+oneLine(&vmv1.UpdateVmRequest{Metadata: in.GetMetadata()}))
-	vm, err := c.vm(in.GetVmId())
-	if err == nil {
-		vm.Metadata = cloud.Merge(vm.GetMetadata(), in.GetMetadata())
-	}
-	return vm, err
 }
 
 func (c *fakeCloud) StartVm(_ context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {

@@ -182,12 +182,15 @@ func TestPowerAndEvents(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"tier": "1"}, vm.GetLabels())
 
+	vm, err = g.VMs.UpdateVm(ctx, &vmv1.UpdateVmRequest{OrgId: org, ProjectId: project, VmId: id, Spec: &vmv1.VmSpec{Cpu: &vmv1.CpuSpec{Vcpus: 2}}})
+	require.NoError(t, err)
+	require.Equal(t, []any{uint32(1), "vcpus=2"}, []any{vm.GetSpec().GetCpu().GetVcpus(), vm.GetMetadata()["trivet/pending-resize"]},
+		"a VM that runs gets its new size at the next start")
 	vm, err = g.VMs.StopVm(ctx, &vmv1.StopVmRequest{OrgId: org, ProjectId: project, VmId: id, Force: true})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.VmState_VM_STATE_STOPPED, vm.GetState())
-	vm, err = g.VMs.UpdateVm(ctx, &vmv1.UpdateVmRequest{OrgId: org, ProjectId: project, VmId: id, Spec: &vmv1.VmSpec{Cpu: &vmv1.CpuSpec{Vcpus: 2}}})
-	require.NoError(t, err)
 	require.EqualValues(t, 2, vm.GetSpec().GetCpu().GetVcpus())
+	require.NotContains(t, vm.GetMetadata(), "trivet/pending-resize")
 	_, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
 	require.NoError(t, lab.Until(ctx, "the guest has two processors", func(ctx context.Context) error {

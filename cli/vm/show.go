@@ -20,6 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 func showCommand(s *session.Session) *cobra.Command {
@@ -107,6 +108,9 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 	if text := security(spec.GetSecurity()); text != "" {
 		fields = append(fields, [2]string{"Security", text})
 	}
+	if pending := vm.GetMetadata()[cloud.PendingResize]; pending != "" {
+		fields = append(fields, [2]string{"At the next start", strings.ReplaceAll(pending, ",", ", ")})
+	}
 	if u := status.GetResourceUsage(); u != nil {
 		fields = append(fields, [2]string{"Uses", fmt.Sprintf("%.1f %% CPU, %s memory, disk %s read %s written, network %s in %s out",
 			u.GetCpuPercent(), show.Bytes(u.GetMemoryUsedMib()<<20), show.Bytes(u.GetDiskReadBytes()), show.Bytes(u.GetDiskWriteBytes()),
@@ -121,6 +125,9 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		pairs map[string]string
 	}{{"Label ", vm.GetLabels()}, {"Metadata ", vm.GetMetadata()}} {
 		for _, k := range slices.Sorted(maps.Keys(m.pairs)) {
+			if k == cloud.PendingResize {
+				continue
+			}
 			fields = append(fields, [2]string{m.name + k, shorten(m.pairs[k])})
 		}
 	}

@@ -413,7 +413,9 @@ func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 		Migration: v.reportMigration(want, p),
 	}
 	if v.process != nil {
-		o.StartedAt = v.process.Record().Started.UnixMilli()
+		r := v.process.Record()
+		o.StartedAt = r.Started.UnixMilli()
+		o.LaunchGeneration, o.VCPUs, o.MemoryMiB = r.Generation, uint32(r.Spec.VCPUs), r.Spec.MemoryMiB
 	}
 	return o
 }

@@ -287,6 +287,12 @@ func TestRebootAndReset(t *testing.T) {
 	l.assign(want)
 	first := l.sees(want, cloud.ObservedRunning)
 	l.says(want.VmId, "GUEST UP", 1)
+	size := func(o cloud.Observation) []uint64 { return []uint64{o.LaunchGeneration, uint64(o.VCPUs), o.MemoryMiB} }
+	require.Equal(t, []uint64{want.Generation, uint64(want.Vcpus), want.MemoryMib}, size(first))
+	launched := size(first)
+	want = with(want, func(w *agentv1.AssignedVm) { w.Vcpus, w.CoresPerSocket, w.MemoryMib = 2, 2, w.MemoryMib+16 })
+	l.assign(want)
+	require.Equal(t, launched, size(l.sees(want, cloud.ObservedRunning)), "a resize must not change the process")
 	want = with(want, func(w *agentv1.AssignedVm) { w.Reboots++ })
 	l.assign(want)
 	rebooted := l.until(first.VM, "rebooted", func(o cloud.Observation) bool {
@@ -294,6 +300,7 @@ func TestRebootAndReset(t *testing.T) {
 	})
 	require.NotEqual(t, first.PID, rebooted.PID)
 	require.EqualValues(t, 1, rebooted.StartsDone)
+	require.Equal(t, []uint64{want.Generation, 2, want.MemoryMib}, size(rebooted), "the new process must have the new size")
 	l.says(want.VmId, "BUTTON", 1)
 	l.says(want.VmId, "GUEST UP", 2)
 	want = with(want, func(w *agentv1.AssignedVm) { w.Resets++ })
@@ -308,6 +315,7 @@ func TestRebootAndReset(t *testing.T) {
 	l.assign(want)
 	again := l.sees(want, cloud.ObservedRunning)
 	require.Equal(t, rebooted.PID, again.PID)
+	require.Equal(t, size(rebooted), size(again), "the next agent must know the size of the process")
 	require.EqualValues(t, 1, again.RebootsDone)
 	require.EqualValues(t, 1, again.ResetsDone)
 }

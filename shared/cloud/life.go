@@ -199,8 +199,8 @@ func (vm *VM) pulse(verb string, count func(*Desired)) error {
 // whether the record changed. It ignores a report with an older generation than the VM's, because the host had not
 // received the current desired state when it sent the report. NICs that the guest has released, or that could not be
 // attached, are removed from the VM's spec: the caller must release their ports, and likewise detach the volumes of
-// removed disks. The caller must check that the VM is
-// placed on the host.
+// removed disks. Reserved can be smaller afterwards: the caller must release the difference. The caller must check that
+// the VM is placed on the host.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
 		return false
@@ -209,6 +209,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	beforeState := vm.State
 	nicsChanged := vm.observeNICs(o)
 	disksChanged := vm.observeDisks(o)
+	resized := vm.observeResize(o)
 	for _, ev := range vm.events(o) {
 		if _, ok := next[vm.State][ev]; ok {
 			vm.applyToDesired(ev, now)
@@ -226,7 +227,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	if vm.State != beforeState {
 		vm.explainTransition(o.LastError)
 	}
-	return nicsChanged || disksChanged || vm.State != beforeState || vm.Generation != generation || vm.Deadline != deadline || !before.equal(vm.Status)
+	return nicsChanged || disksChanged || resized || vm.State != beforeState || vm.Generation != generation || vm.Deadline != deadline || !before.equal(vm.Status)
 }
 
 func (s Status) equal(t Status) bool {

@@ -153,6 +153,8 @@ func (vm *VM) NotMigratable() string {
 		return "is booted from a rescue image"
 	case vm.Desired.Reboots > vm.Status.RebootsDone || vm.Desired.Resets > vm.Status.ResetsDone:
 		return "is being rebooted"
+	case vm.Resize != nil: // the process at the target must have the size of the present one
+		return "has a resize that takes effect at its next start: reboot it, or take the resize back"
 	}
 	return ""
 }

@@ -58,7 +58,8 @@ type Recovery struct {
 }
 
 // LoseHost changes a VM whose host is fenced to PENDING, without a host. The caller must make sure that the host can
-// neither run the VM nor write to its volumes. A VM that should run is started again on its next host. It returns
+// neither run the VM nor write to its volumes. A VM that should run is started again on its next host, with the size of
+// a pending resize. Reserved can be smaller afterwards: the caller must release the difference. LoseHost returns
 // FailedPrecondition if the VM has no host.
 func (vm *VM) LoseHost(now Time) error {
 	lost := vm.Node
@@ -69,6 +70,7 @@ func (vm *VM) LoseHost(now Time) error {
 		return err
 	}
 	vm.Generation++
+	vm.endResize()
 	vm.Node = ""
 	vm.Recovery = &Recovery{From: lost, Began: now}
 	vm.Status = Status{LastError: "the VM waits for another host: its host is lost"}

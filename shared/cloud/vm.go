@@ -42,6 +42,8 @@ type VM struct {
 	NICRefusal *NICRefusal `cbor:",omitempty"`
 	// DiskRefusal is the host's last refusal to attach or detach a disk, or nil if disks were changed after it.
 	DiskRefusal *DiskRefusal `cbor:",omitempty"`
+	// Resize is the resize that the host has not carried out yet, or nil.
+	Resize *Resize `cbor:",omitempty"`
 	// Recovery is set from the time at which the VM lost its host until the VM is as it should be on another host.
 	Recovery *Recovery `cbor:",omitempty"`
 	// History holds the last MaxHistory changes of State, the oldest first.
@@ -189,6 +191,11 @@ type Observation struct {
 	ResetsDone  uint64
 	// StopsWithLease is true if the host powers the VM off when the host's lease ends.
 	StopsWithLease bool
+	// LaunchGeneration is the generation of the desired state with which the VM's process was started. VCPUs and
+	// MemoryMiB are the size of the process. They are 0 without a process, and from agents that do not report them.
+	LaunchGeneration uint64
+	VCPUs            uint32
+	MemoryMiB        uint64
 	// Migration is nil if the host knows of no migration of the VM.
 	Migration *MigrationObservation
 }

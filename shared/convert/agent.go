@@ -13,12 +13,13 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 	if vm.Desired.On {
 		power = agentv1.Power_POWER_ON
 	}
-	sockets, cores := vm.Spec.CPU.Topology()
+	next := vm.NextSpec()
+	sockets, cores := next.CPU.Topology()
 	out := &agentv1.AssignedVm{
 		VmId: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project), Generation: vm.Generation,
 		Power: power, StopGraceMs: vm.Desired.GraceMS, Reboots: vm.Desired.Reboots, Resets: vm.Desired.Resets, Starts: vm.Desired.Starts,
-		Vcpus: vm.Spec.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: vm.Spec.CPU.Model,
-		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: assignedDisks(vm), Kernel: assignedImage(vm.Kernel),
+		Vcpus: next.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: next.CPU.Model,
+		MemoryMib: next.Memory.SizeMiB, Disks: assignedDisks(vm), Kernel: assignedImage(vm.Kernel),
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
 		MetadataTokensOptional: vm.TokensOptional(),
 	}
@@ -151,6 +152,7 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copySlice(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
 		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone, StopsWithLease: o.StopsWithLease, Nics: each(o.NICs, nicObservation),
 		Disks: each(o.Disks, diskObservation), Migration: migrationObservation(o.Migration),
+		LaunchGeneration: o.LaunchGeneration, Vcpus: o.VCPUs, MemoryMib: o.MemoryMiB,
 	}
 }
 
@@ -178,5 +180,6 @@ func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
 		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(), StopsWithLease: o.GetStopsWithLease(), NICs: each(o.GetNics(), nicObservationFrom),
 		Disks: each(o.GetDisks(), diskObservationFrom), Migration: migrationObservationFrom(o.GetMigration()),
+		LaunchGeneration: o.GetLaunchGeneration(), VCPUs: o.GetVcpus(), MemoryMiB: o.GetMemoryMib(),
 	}
 }

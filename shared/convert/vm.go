@@ -8,11 +8,15 @@ import (
 
 // VM returns a VM record as the message of the API. usage is the VM's last reported resource usage, or nil.
 func VM(vm *cloud.VM, usage *cloud.Usage) *vmv1.VirtualMachine {
+	metadata := copyMap(vm.Metadata)
+	if pending := vm.PendingResize(); pending != "" {
+		metadata = cloud.Merge(metadata, map[string]string{cloud.PendingResize: pending})
+	}
 	return &vmv1.VirtualMachine{
 		Id: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project),
 		State: vmv1.VmState(vm.State), Spec: Spec(&vm.Spec), Status: status(vm, usage), NodeId: string(vm.Node),
 		Hypervisor: vmv1.HypervisorType(vm.Hypervisor), CreatedAt: vm.CreatedAt, UpdatedAt: vm.UpdatedAt,
-		CreatedBy: vm.CreatedBy, Metadata: copyMap(vm.Metadata), Labels: copyMap(vm.Labels),
+		CreatedBy: vm.CreatedBy, Metadata: metadata, Labels: copyMap(vm.Labels),
 	}
 }
 

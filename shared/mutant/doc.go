@@ -97,6 +97,7 @@ const (
 	StaleRead         = "stale-read"          // ReadIndex returns without contacting a quorum: controlplane/sim
 	DropGuards        = "drop-guards"         // a transaction is applied although keys that it read have changed: controlplane/sim
 	IgnoreGeneration  = "ignore-generation"   // a report of an older generation is accepted: controlplane/sim
+	ReserveNewSize    = "reserve-new-size"    // a resize of a running VM reserves only the new size: controlplane/compute/vm
 	ForgetProposalIDs = "forget-proposal-ids" // a repeated proposal is applied twice: controlplane/sim
 	AckBeforeSync     = "ack-before-sync"     // entries are acknowledged before they are durable: controlplane/sim
 	DropVoteSync      = "drop-vote-sync"      // a raft vote is not written to disk: controlplane/sim

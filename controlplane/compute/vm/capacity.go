@@ -109,7 +109,7 @@ func (s *snapshot) vm(vm *cloud.VM) (schedule.SnapshotVM, error) {
 	out := schedule.SnapshotVM{
 		Name: vm.Name, Node: vm.Node, Priority: vm.Priority(), Groups: vmGroups(vm),
 		Request: schedule.Request{
-			VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(),
+			VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(),
 		},
 	}
 	var err error

@@ -138,8 +138,9 @@ func TestDeleteIsIdempotent(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
-// TestUpdateTable changes VMs in every state. Labels and metadata can always be changed, processors, memory and boot
-// images only of a STOPPED VM, and disks and NICs never. A refused update must change nothing.
+// TestUpdateTable changes VMs in every state. Labels and metadata can always be changed, boot images only of a STOPPED
+// VM, and disks and NICs never. TestResizeOfRunningVM changes processors and memory of VMs that are not STOPPED. A
+// refused update must change nothing.
 func TestUpdateTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
@@ -160,6 +161,8 @@ func TestUpdateTable(t *testing.T) {
 	anywhere := []cloud.State{cloud.Creating, cloud.Stopped, cloud.Starting, cloud.Running, cloud.Stopping, cloud.Error, cloud.Failed}
 	off := []cloud.State{cloud.Stopped}
 	on := []cloud.State{cloud.Creating, cloud.Running, cloud.Error}
+	later := []cloud.State{cloud.Starting, cloud.Running, cloud.Stopping, cloud.Error}
+	never := []cloud.State{cloud.Creating, cloud.Failed}
 	many := map[string]string{}
 	for i := range cloud.MaxPairs {
 		many[fmt.Sprint(i)] = "x"
@@ -202,8 +205,12 @@ func TestUpdateTable(t *testing.T) {
 			require.Equal(t, cloud.Capacity{VCPUs: 1, MemoryMiB: 64, StorageGiB: 5}, w.allocated(host))
 		}},
 		{"a kernel", off, Change{Boot: &cloud.Boot{Kernel: kernel}}, 0, "", func(_, now *cloud.VM) { require.Equal(t, kernel, now.Kernel.ID) }},
-		{"CPUs of a VM that is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
-		{"memory of a VM that is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
+		{"CPUs of a VM that cannot have a process", never, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "cannot resize VM", nil},
+		{"memory of a VM that cannot have a process", never, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "cannot resize VM", nil},
+		{"CPUs and a kernel of a VM that is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}, Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
+		{"more than the host has, later", later, Change{CPU: &cloud.CPU{VCPUs: 101}}, fault.ResourceExhausted, "has 100 vCPUs free, 101 needed", nil},
+		{"a CPU model that the host does not have, later", later, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
+		{"a pending resize", anywhere, Change{Metadata: map[string]string{cloud.PendingResize: "vcpus=4"}}, fault.InvalidArgument, "cannot be set", nil},
 		{"boot images of a VM that is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
 		{"more than the host has", off, Change{CPU: &cloud.CPU{VCPUs: 101}}, fault.ResourceExhausted, "has 100 vCPUs free, 101 needed", nil},
 		{"more than any VM has", off, Change{CPU: &cloud.CPU{VCPUs: 289}}, fault.InvalidArgument, "spec.cpu.vcpus", nil},

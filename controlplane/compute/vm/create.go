@@ -96,6 +96,9 @@ func checkPolicy(metadata map[string]string) error {
 	default:
 		return fault.Invalid("metadata", "%s must be required or optional, not %q", cloud.MetadataTokens, p)
 	}
+	if _, isSet := metadata[cloud.PendingResize]; isSet {
+		return fault.Invalid("metadata", "%s cannot be set: it shows a resize that takes effect at the next start", cloud.PendingResize)
+	}
 	return cloud.CheckHighAvailability(metadata)
 }
 
@@ -173,7 +176,7 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 	if err != nil {
 		return vm, err
 	}
-	if err := chargeQuota(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
+	if err := chargeQuota(tx, &vm, amountOf(&vm), tenant.Amount{}); err != nil {
 		return vm, err
 	}
 	ports, err := claimNICs(tx, &vm)

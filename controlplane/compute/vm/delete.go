@@ -97,7 +97,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	names.Delete(tx, project, vm.Name)
 	seeds.Delete(tx, string(vm.ID))
 	leaveGroups(tx, vm)
-	if err := tenant.Give(tx, vm.Tenant(), tenant.Machines, amountOf(&vm.Spec)); err != nil {
+	if err := tenant.Give(tx, vm.Tenant(), tenant.Machines, amountOf(vm)); err != nil {
 		return deleteResponse{}, err
 	}
 	for _, id := range vm.Images() {
@@ -122,7 +122,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	} else {
 		attached = vm.Spec.Volumes()
 	}
-	need := vm.Spec.Need()
+	need := vm.Reserved()
 	reserved := need
 	if off {
 		reserved = cloud.Capacity{StorageGiB: need.StorageGiB}

@@ -24,5 +24,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.RecoverUnconfirmed, TestVMsThatStayOnLostHost, "may still run on its host, or needs it")
 	mutanttest.Notices(t, mutant.KeepLostAttachment, TestVMOfLostHost, "waits until another host has ended the attachment")
 	mutanttest.Notices(t, mutant.TwoMigrationHolders, TestMigrationIsUndone, "the target must destroy the VM")
+	mutanttest.Notices(t, mutant.ReserveNewSize, TestResizeOfRunningVM, "the host may still run the larger process")
 	mutanttest.Notices(t, mutant.AllocateTwice, TestConcurrentCreatesShareNoCapacity, "more VMs than the host has room for")
 }

@@ -186,7 +186,7 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		return false, false, err
 	}
 	truncateReport(&o)
-	generation, nics, volumes := vm.Generation, vm.Spec.Network, vm.Spec.Volumes()
+	generation, nics, volumes, reserved := vm.Generation, vm.Spec.Network, vm.Spec.Volumes(), vm.Reserved()
 	migration := vm.ObserveMigration(on, o)
 	if changed := vm.Node == on && vm.Observe(o, now); !changed && !migration {
 		return true, false, nil
@@ -196,6 +196,9 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 			return true, false, err
 		}
 		if err := releaseRemovedNICs(tx, vm, nics); err != nil {
+			return true, false, err
+		}
+		if err := releaseReserved(tx, vm, reserved); err != nil {
 			return true, false, err
 		}
 		removed := slices.DeleteFunc(volumes, func(id cloud.VolumeID) bool { return slices.Contains(vm.Spec.Volumes(), id) })

@@ -24,7 +24,7 @@ func (w *world) orgQuotaUsage() (used tenant.Amount) {
 		all, _, err := VMs.List(v, 0)
 		for _, r := range all {
 			if r.Value.Org == acme.Org {
-				sum = sum.Plus(amountOf(&r.Value.Spec))
+				sum = sum.Plus(amountOf(r.Value))
 			}
 		}
 		require.Equal(w.t, sum, used)

@@ -80,7 +80,7 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 // placementRequest returns what a VM needs of a host, without Check.
 func placementRequest(r store.Reader, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) (*schedule.Request, error) {
 	out := &schedule.Request{
-		VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{},
+		VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{},
 	}
 	var err error
 	if out.Selector, err = selector(vm.Labels); err != nil {

@@ -7,11 +7,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// amountOf returns how much of its project's quota a VM with this spec uses. The VM uses it from its creation to its
-// deletion, even while it is stopped.
-func amountOf(spec *cloud.Spec) tenant.Amount {
-	need := spec.Need()
+// amountOf returns how much of its project's quota a VM uses. The VM uses it from its creation to its deletion, even
+// while it is stopped.
+func amountOf(vm *cloud.VM) tenant.Amount {
+	need := vm.Reserved()
 	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
+}
+
+// releaseQuota subtracts from the usage of the project and the org what a VM has used before and no longer uses.
+func releaseQuota(tx *store.Tx, vm *cloud.VM, before cloud.Capacity) error {
+	less := before.Minus(vm.Reserved())
+	if less == (cloud.Capacity{}) {
+		return nil
+	}
+	return tenant.Give(tx, vm.Tenant(), tenant.Machines, tenant.Amount{VCPUs: uint64(less.VCPUs), MemoryMiB: less.MemoryMiB, StorageGiB: less.StorageGiB})
+}
+
+// releaseReserved releases the capacity of the host and of the quotas that a VM has used before and no longer uses.
+func releaseReserved(tx *store.Tx, vm *cloud.VM, before cloud.Capacity) error {
+	less := before.Minus(vm.Reserved())
+	if less == (cloud.Capacity{}) {
+		return nil
+	}
+	if err := releaseCapacity(tx, vm.Node, less); err != nil {
+		return err
+	}
+	return releaseQuota(tx, vm, before)
 }
 
 // CheckNoVMs returns an error if the project t.Project still has VMs, because a project with VMs cannot be deleted.
@@ -33,7 +54,7 @@ func chargeQuota(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
 	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := VMs.List(tx, 0, string(p))
 		for _, r := range all {
-			sum = sum.Plus(amountOf(&r.Value.Spec))
+			sum = sum.Plus(amountOf(r.Value))
 		}
 		return sum, err
 	})

@@ -29,7 +29,7 @@ func (w *world) quotaUsage() (used tenant.Amount) {
 		var sum tenant.Amount
 		all, _, err := VMs.List(v, 0, string(acme.Project))
 		for _, r := range all {
-			sum = sum.Plus(amountOf(&r.Value.Spec))
+			sum = sum.Plus(amountOf(r.Value))
 		}
 		require.Equal(w.t, sum, used, "the stored quota usage must equal the sum over the VMs")
 		return err
@@ -50,7 +50,7 @@ func TestQuota(t *testing.T) {
 	host := w.AddHost("h1", plenty())
 	vm := w.createInState(cloud.Stopped, "web")
 	one := w.quotaUsage()
-	require.Equal(t, amountOf(&vm.Spec), one)
+	require.Equal(t, amountOf(vm), one)
 	limit := one.VMs + 1
 	w.quota(tenant.Quota{VMs: &limit})
 	require.NoError(t, w.try("second"))

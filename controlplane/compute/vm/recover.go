@@ -158,14 +158,17 @@ func (s *Service) leaveLostHost(tx *store.Tx, vm *cloud.VM) error {
 	if why != "" {
 		return fault.New(fault.FailedPrecondition, "VM %s cannot get another host: it %s", vm.Name, why).WithReason("DISK_ON_HOST")
 	}
-	lost, generation := vm.Node, vm.Generation
+	lost, generation, held := vm.Node, vm.Generation, vm.Reserved()
 	if err := vm.LoseHost(tx.Now()); err != nil {
 		return err
 	}
 	node.PlacedVMs.Put(tx, &node.Placed{
-		Project: vm.Project, Generation: vm.Generation, Gone: true, Held: vm.Spec.Need(),
+		Project: vm.Project, Generation: vm.Generation, Gone: true, Held: held,
 	}, string(lost), string(vm.ID))
 	joinGroups(tx, vm)
+	if err := releaseQuota(tx, vm, held); err != nil {
+		return err
+	}
 	if err := volume.EndLostAttachments(tx, vm.Tenant(), vm.ID, vm.Spec.Volumes()); err != nil {
 		return err
 	}

@@ -36,7 +36,8 @@ type updateRequest struct {
 }
 
 // Update changes labels and metadata of a VM in any state, and processor, memory, boot and security of a STOPPED VM, also
-// the metadata that configures the virtual machine (see cloud.FirmwareKey).
+// the metadata that configures the virtual machine (see cloud.FirmwareKey). The processors and memory of a VM that is
+// STARTING, RUNNING, STOPPING or in ERROR change at its next start.
 // The new labels and metadata are merged into the old ones. Disks and NICs cannot be changed.
 func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
@@ -82,12 +83,17 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	if err := refuseSeed(c.Metadata); err != nil {
 		return false, err
 	}
-	vm.Metadata = cloud.Merge(vm.Metadata, c.Metadata)
+	change := c.Metadata
+	if shown := vm.PendingResize(); shown != "" && change[cloud.PendingResize] == shown {
+		change = cloud.Merge(change, map[string]string{cloud.PendingResize: ""}) // the caller repeats what it has read
+	}
+	vm.Metadata = cloud.Merge(vm.Metadata, change)
 	vm.Labels = cloud.Merge(vm.Labels, c.Labels)
 	if err := checkPairs(vm); err != nil {
 		return false, err
 	}
-	spec := vm.Spec
+	current := vm.NextSpec()
+	spec := current
 	if c.CPU != nil {
 		spec.CPU = c.CPU
 	}
@@ -124,8 +130,8 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 			return false, fault.Invalid("spec.network", "NICs cannot be changed by UpdateVm: use AttachNic and DetachNic")
 		}
 	}
-	if !reflect.DeepEqual(spec, vm.Spec) || !cloud.SameMachine(before.Metadata, vm.Metadata) {
-		if err := s.changeSpec(tx, vm, spec, before.Images()); err != nil {
+	if !reflect.DeepEqual(spec, current) || !cloud.SameMachine(before.Metadata, vm.Metadata) {
+		if err := s.changeSpec(tx, vm, spec, &before); err != nil {
 			return false, err
 		}
 	}
@@ -151,10 +157,11 @@ func checkPairs(vm *cloud.VM) error {
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
-// changeSpec changes the spec of a stopped VM. The metadata in vm is that after the change. The parameter before has the
-// images that the VM used before. The VM stays on its host, because the host has its disks. changeSpec returns
-// ResourceExhausted if the new spec does not fit on that host.
-func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before []cloud.ImageID) error {
+// changeSpec changes the spec of a VM. The metadata in vm is that after the change. The parameter before is the VM before
+// the change. A VM that is not STOPPED gets new processors and memory at its next start, and nothing else can be
+// changed. The VM stays on its host, because the host has its disks. changeSpec returns ResourceExhausted if the new spec
+// does not fit on that host.
+func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before *cloud.VM) error {
 	if err := spec.Check(); err != nil {
 		return err
 	}
@@ -164,9 +171,26 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 	if err := cloud.CheckMachine(vm.Metadata, &spec); err != nil {
 		return err
 	}
-	if vm.State != cloud.Stopped {
-		return fault.New(fault.FailedPrecondition, "stop VM %s first: it is %s", vm.Name, vm.State)
+	if vm.State == cloud.Stopped {
+		vm.Spec, vm.Resize = spec, nil
+		vm.Generation++
+	} else {
+		if spec.Boot != vm.Spec.Boot || spec.Security != vm.Spec.Security || !cloud.SameMachine(before.Metadata, vm.Metadata) {
+			return fault.New(fault.FailedPrecondition, "stop VM %s first: it is %s", vm.Name, vm.State)
+		}
+		if err := vm.ResizeAtNextStart(&spec); err != nil {
+			return err
+		}
 	}
+	if err := s.reserve(tx, vm, before, spec.CPU.Model); err != nil {
+		return err
+	}
+	return changeImages(tx, vm, before, spec)
+}
+
+// reserve takes the capacity of the host and of the quotas that a changed VM uses. The parameter before is the VM before
+// the change.
+func (s *Service) reserve(tx *store.Tx, vm, before *cloud.VM, model string) error {
 	n, err := node.Nodes.Get(tx, string(vm.Node))
 	if err != nil {
 		return err
@@ -174,33 +198,38 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 	if n == nil {
 		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer in the cluster", vm.Name)
 	}
-	n.Allocated = n.Allocated.Minus(vm.Spec.Need())
-	old := vm.Spec
-	vm.Spec = spec
-	request := &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model, Features: vm.Features()}
+	n.Allocated = n.Allocated.Minus(before.Reserved())
+	request := &schedule.Request{VM: vm.ID, Need: vm.Reserved(), CPUModel: model, Features: vm.Features()}
 	if why := schedule.Excludes(n, request); why != "" {
 		return fault.New(fault.ResourceExhausted, "the host of VM %s %s", vm.Name, why).WithReason("NO_HOST_FITS")
 	}
-	if err := chargeQuota(tx, vm, amountOf(&spec), amountOf(&old)); err != nil {
+	if err := chargeQuota(tx, vm, amountOf(vm), amountOf(before)); err != nil {
 		return err
 	}
-	n.Allocated = n.Allocated.Plus(spec.Need())
+	n.Allocated = n.Allocated.Plus(vm.Reserved())
 	node.Nodes.Put(tx, n, string(vm.Node))
-	vm.Disks, vm.Kernel, vm.Initrd = nil, nil, nil
-	images, err := resolveImages(tx, vm, before)
-	if err != nil {
+	return nil
+}
+
+// changeImages checks that a VM can use the images of its new spec. If the VM has the new spec already, changeImages
+// also records which images the VM uses, and sets the disks with which the host builds it.
+func changeImages(tx *store.Tx, vm, before *cloud.VM, spec cloud.Spec) error {
+	next, used := *vm, before.Images()
+	next.Spec, next.Disks, next.Kernel, next.Initrd = spec, nil, nil, nil
+	images, err := resolveImages(tx, &next, used)
+	if err != nil || vm.Resize != nil {
 		return err
 	}
-	for _, id := range before {
+	*vm = next
+	for _, id := range used {
 		if images[id] == nil {
 			image.Release(tx, id, vm.ID)
 		}
 	}
 	for id, i := range images {
-		if !slices.Contains(before, id) {
+		if !slices.Contains(used, id) {
 			i.Use(tx, vm.ID)
 		}
 	}
-	vm.Generation++
 	return nil
 }

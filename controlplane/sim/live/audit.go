@@ -264,7 +264,7 @@ func (a *witness) balance() error {
 			}
 		}
 		for _, on := range vm.Hosts() {
-			sums[on] = sums[on].Plus(vm.Spec.Need())
+			sums[on] = sums[on].Plus(vm.Reserved())
 		}
 	}
 	ofVolumes, err := a.countImageUses()

@@ -947,7 +947,9 @@ type AssignedVm struct {
 	// How many starts were asked for. A guest that was started and ended by itself is not started again until the number
 	// grows.
 	Starts uint64 `protobuf:"varint,10,opt,name=starts,proto3" json:"starts,omitempty"`
-	Vcpus  uint32 `protobuf:"varint,11,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
+	// A change of vcpus, sockets, cores_per_socket, cpu_model and memory_mib takes effect when the host starts the VM's
+	// next process: at a start or a reboot.
+	Vcpus uint32 `protobuf:"varint,11,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
 	// sockets × cores_per_socket is vcpus.
 	Sockets        uint32 `protobuf:"varint,12,opt,name=sockets,proto3" json:"sockets,omitempty"`
 	CoresPerSocket uint32 `protobuf:"varint,13,opt,name=cores_per_socket,json=coresPerSocket,proto3" json:"cores_per_socket,omitempty"`
@@ -2844,9 +2846,15 @@ type VmObservation struct {
 	// The host acts as AssignedVm.stops_with_lease requires. Older agents never set it.
 	StopsWithLease bool `protobuf:"varint,260,opt,name=stops_with_lease,json=stopsWithLease,proto3" json:"stops_with_lease,omitempty"`
 	// Set while the assignment has a migration, and for the last attempt as long as the host knows it.
-	Migration     *MigrationObservation `protobuf:"bytes,361,opt,name=migration,proto3" json:"migration,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Migration *MigrationObservation `protobuf:"bytes,361,opt,name=migration,proto3" json:"migration,omitempty"`
+	// AssignedVm.generation of the assignment with which the VM's process was started, and the size of that process. The
+	// control plane reserves the larger of the old and the new size until the VM has a process of the new size, or none.
+	// 0 without a process, and from older agents.
+	LaunchGeneration uint64 `protobuf:"varint,80,opt,name=launch_generation,json=launchGeneration,proto3" json:"launch_generation,omitempty"`
+	Vcpus            uint32 `protobuf:"varint,81,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
+	MemoryMib        uint64 `protobuf:"varint,82,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *VmObservation) Reset() {
@@ -2989,6 +2997,27 @@ func (x *VmObservation) GetMigration() *MigrationObservation {
 		return x.Migration
 	}
 	return nil
+}
+
+func (x *VmObservation) GetLaunchGeneration() uint64 {
+	if x != nil {
+		return x.LaunchGeneration
+	}
+	return 0
+}
+
+func (x *VmObservation) GetVcpus() uint32 {
+	if x != nil {
+		return x.Vcpus
+	}
+	return 0
+}
+
+func (x *VmObservation) GetMemoryMib() uint64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
 }
 
 // MigrationObservation is the state of a migration on one of its hosts.
@@ -4974,7 +5003,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"encryption\x18\x14 \x01(\bR\n" +
 	"encryption\x12\x17\n" +
 	"\apool_id\x18Z \x01(\tR\x06poolId\x12\x16\n" +
-	"\x06shared\x18[ \x01(\bR\x06shared\"\xef\x04\n" +
+	"\x06shared\x18[ \x01(\bR\x06shared\"\xd1\x05\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +
@@ -4998,7 +5027,11 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x04nics\x18\r \x03(\v2\x18.agent.v1.NicObservationR\x04nics\x12/\n" +
 	"\x05disks\x18\x0e \x03(\v2\x19.agent.v1.DiskObservationR\x05disks\x12)\n" +
 	"\x10stops_with_lease\x18\x84\x02 \x01(\bR\x0estopsWithLease\x12=\n" +
-	"\tmigration\x18\xe9\x02 \x01(\v2\x1e.agent.v1.MigrationObservationR\tmigration\"\x8b\x02\n" +
+	"\tmigration\x18\xe9\x02 \x01(\v2\x1e.agent.v1.MigrationObservationR\tmigration\x12+\n" +
+	"\x11launch_generation\x18P \x01(\x04R\x10launchGeneration\x12\x14\n" +
+	"\x05vcpus\x18Q \x01(\rR\x05vcpus\x12\x1d\n" +
+	"\n" +
+	"memory_mib\x18R \x01(\x04R\tmemoryMib\"\x8b\x02\n" +
 	"\x14MigrationObservation\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12.\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x18.agent.v1.MigrationStateR\x05state\x12\x18\n" +

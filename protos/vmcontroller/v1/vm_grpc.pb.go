@@ -78,13 +78,16 @@ type VmServiceClient interface {
 	// below 0 or above 1000, or a page token of another list; with reason PAGE_TOKEN_EXPIRED for one whose history is no
 	// longer kept.
 	ListVms(ctx context.Context, in *ListVmsRequest, opts ...grpc.CallOption) (*ListVmsResponse, error)
-	// UpdateVm changes metadata and labels in any state, and cpu, memory, boot and security only of a STOPPED VM. It
-	// does not wait for the host. Disks and NICs, if given, must equal the present ones. It takes no idempotency key: a
-	// repeat changes nothing.
+	// UpdateVm changes metadata and labels in any state, and boot and security only of a STOPPED VM. It changes cpu and
+	// memory of a STOPPED VM at once. Of a VM that is STARTING, RUNNING, STOPPING or in ERROR it changes them when the host
+	// starts the VM's next process: at a start or a reboot. Until then spec has the old values, the metadata
+	// "trivet/pending-resize" the new ones that differ, and the larger of both counts in the quota. Disks and NICs, if
+	// given, must equal the present ones. It does not wait for the host. It takes no idempotency key: a repeat changes
+	// nothing.
 	//
-	// FAILED_PRECONDITION: the VM is not STOPPED, its host left the cluster, or part of the spec is not served.
+	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, or part of the spec is not served.
 	// RESOURCE_EXHAUSTED: the host has no room (NO_HOST_FITS), or quota (QUOTA_EXCEEDED). INVALID_ARGUMENT: other disks
-	// or NICs, or another "trivet/anti-affinity".
+	// or NICs, another "trivet/anti-affinity", or "trivet/pending-resize".
 	UpdateVm(ctx context.Context, in *UpdateVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// DeleteVm removes the record of a VM; its name, quota and images are free when the call returns. The host destroys
 	// the disks later; storage, and unless the VM was off processors and memory, stay allocated on the host until it has
@@ -416,13 +419,16 @@ type VmServiceServer interface {
 	// below 0 or above 1000, or a page token of another list; with reason PAGE_TOKEN_EXPIRED for one whose history is no
 	// longer kept.
 	ListVms(context.Context, *ListVmsRequest) (*ListVmsResponse, error)
-	// UpdateVm changes metadata and labels in any state, and cpu, memory, boot and security only of a STOPPED VM. It
-	// does not wait for the host. Disks and NICs, if given, must equal the present ones. It takes no idempotency key: a
-	// repeat changes nothing.
+	// UpdateVm changes metadata and labels in any state, and boot and security only of a STOPPED VM. It changes cpu and
+	// memory of a STOPPED VM at once. Of a VM that is STARTING, RUNNING, STOPPING or in ERROR it changes them when the host
+	// starts the VM's next process: at a start or a reboot. Until then spec has the old values, the metadata
+	// "trivet/pending-resize" the new ones that differ, and the larger of both counts in the quota. Disks and NICs, if
+	// given, must equal the present ones. It does not wait for the host. It takes no idempotency key: a repeat changes
+	// nothing.
 	//
-	// FAILED_PRECONDITION: the VM is not STOPPED, its host left the cluster, or part of the spec is not served.
+	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, or part of the spec is not served.
 	// RESOURCE_EXHAUSTED: the host has no room (NO_HOST_FITS), or quota (QUOTA_EXCEEDED). INVALID_ARGUMENT: other disks
-	// or NICs, or another "trivet/anti-affinity".
+	// or NICs, another "trivet/anti-affinity", or "trivet/pending-resize".
 	UpdateVm(context.Context, *UpdateVmRequest) (*VirtualMachine, error)
 	// DeleteVm removes the record of a VM; its name, quota and images are free when the call returns. The host destroys
 	// the disks later; storage, and unless the VM was off processors and memory, stay allocated on the host until it has
