@@ -41,7 +41,7 @@ func (s *Service) assignBoth(tx *store.Tx, vm *cloud.VM, before []cloud.NodeID) 
 	for _, host := range before {
 		if !slices.Contains(now, host) && !mutant.On(mutant.TwoMigrationHolders) {
 			node.PlacedVMs.Put(tx, &node.Placed{
-				Project: vm.Project, Generation: vm.Generation, Gone: true, Held: vm.Spec.Need(),
+				Project: vm.Project, Generation: vm.Generation, Gone: true, Held: vm.Reserved(),
 			}, string(host), string(vm.ID))
 		}
 	}
