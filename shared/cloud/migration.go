@@ -147,8 +147,6 @@ func (vm *VM) NotMigratable() string {
 		return why
 	}
 	switch {
-	case vm.Resize != nil:
-		return "has a pending resize, which needs a start of the VM first"
 	case vm.Metadata[CDROMKey] != "":
 		return "has a CD-ROM, which cannot be migrated"
 	case vm.Metadata[RescueKey] != "":

@@ -166,7 +166,7 @@ func TestNotMigratable(t *testing.T) {
 		{VM{Spec: Spec{Security: Security{TPM: true}}}, "has a TPM"},
 		{VM{Metadata: map[string]string{FirmwareKey: "uefi"}}, "has UEFI firmware"},
 		{VM{Metadata: map[string]string{CDROMKey: "i"}}, "has a CD-ROM"},
-		{VM{Resize: &Resize{}}, "has a pending resize"},
+		{VM{Resize: &Resize{}}, "has a resize that takes effect at its next start"},
 		{VM{Metadata: map[string]string{RescueKey: "i"}}, "is booted from a rescue image"},
 		{VM{Desired: Desired{Reboots: 1}}, "is being rebooted"},
 	} {
