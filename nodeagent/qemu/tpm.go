@@ -81,6 +81,9 @@ func (h *Home) claimTPM() (uid int, err error) {
 			return 0, err
 		}
 	}
+	if mutant.On(mutant.ShareTPMUser) {
+		uid = h.uid
+	}
 	for _, dir := range []string{"state", "root"} {
 		if err := os.Mkdir(h.tpmDir(dir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return 0, err
@@ -95,9 +98,6 @@ func (l *Launcher) startTPM(ctx context.Context, home *Home, r *Record) (*os.Fil
 	uid, err := home.claimTPM()
 	if err != nil {
 		return nil, fmt.Errorf("make directory of TPM: %w", err)
-	}
-	if mutant.On(mutant.ShareTPMUser) {
-		uid = home.uid
 	}
 	root, err := findRootFS(l.SWTPM)
 	if err != nil {
