@@ -39,7 +39,7 @@ type followedList struct {
 	seen  strings.Builder
 }
 
-// followList starts `trivet vm list --watch`. It ends with ctx.
+// followList starts `trivet vm list --watch`. The command ends when ctx ends.
 func (w *world) followList(ctx context.Context, home string) *followedList {
 	cmd := exec.CommandContext(ctx, w.trio.Bin.CLI, "vm", "list", "--watch")
 	cmd.Env = []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home}
@@ -47,7 +47,7 @@ func (w *world) followList(ctx context.Context, home string) *followedList {
 	require.NoError(w.t, err)
 	require.NoError(w.t, cmd.Start())
 	w.t.Cleanup(func() {
-		_ = cmd.Process.Kill() // an error means that it has ended
+		_ = cmd.Process.Kill() // An error means that the command has ended already.
 		_ = cmd.Wait()
 	})
 	return &followedList{w: w, cmd: cmd, lines: bufio.NewScanner(out)}
@@ -66,7 +66,7 @@ func (f *followedList) await(pattern string) {
 	f.w.t.Fatalf("the list ended without %q:\n%s", pattern, f.seen.String())
 }
 
-// stop interrupts the command, which must then succeed.
+// stop interrupts the command. The command must then exit with code 0.
 func (f *followedList) stop() {
 	require.NoError(f.w.t, f.cmd.Process.Signal(os.Interrupt))
 	for f.lines.Scan() {
@@ -125,7 +125,7 @@ func TestCommandLine(t *testing.T) {
 	require.Regexp(t, `default/default +web`, must(admin, asAdmin("vm", "list", "--all-projects")...))
 	require.Regexp(t, `VM +TENANT(?s:.*)web +default/default`, must(admin, asAdmin("node", "show", w.agent.Name)...))
 
-	// The commands must use another endpoint when the first one is down, and a watch goes on there.
+	// The commands must use another endpoint if the first one is down. A watch must continue at another endpoint.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
 	must(ada, "vm", "reset", "web")
 	must(ada, "vm", "stop", "web", "--force")

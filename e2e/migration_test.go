@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// migrate moves a running guest to another host, and back while the agents of both hosts are restarted. The guest keeps
-// its memory, and another guest reaches it at the same address.
+// migrate moves a running guest to another host. Then it moves the guest back, and restarts the agents of both hosts
+// meanwhile. The guest must keep its memory, and another guest must reach it at the same address.
 func (c *networkCloud) migrate(m, peer *machine, host int) {
 	home := m.host
 	_, err := c.vms.UpdateVm(c.context(time.Minute), &vmv1.UpdateVmRequest{
@@ -22,7 +22,7 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 	})
 	require.NoError(c.t, err)
 	ip := m.nic.Address.Addr().String()
-	// A connection that sends again after the first move.
+	// The other guest sends again on this connection after the first move.
 	m.run("sleep 300 2>/dev/null </dev/null | timeout 300 nc -l -p 5000 >/tmp/received 2>/dev/null &")
 	peer.run("(echo before; while [ ! -e /tmp/moved ]; do sleep 0.2; done; echo after) 2>/dev/null </dev/null | " +
 		"timeout 300 nc " + ip + " 5000 >/dev/null 2>&1 &")

@@ -69,8 +69,8 @@ type Config struct {
 	StoragePools []StoragePool `yaml:"storage_pools"`
 	// RBDHelper is the path of the program trivet-rbd. Empty means that the host serves no RBD volumes.
 	RBDHelper string `yaml:"rbd_helper"`
-	// Watchdog is the path of a watchdog device of Linux, usually /dev/watchdog. It resets the host if VMs that must not
-	// run without the host's lease cannot be powered off. Empty means that no watchdog is used.
+	// Watchdog is the path of a watchdog device of Linux, usually /dev/watchdog. It resets the host if VMs that must
+	// not run without the host's lease cannot be powered off. Empty means that no watchdog is used.
 	Watchdog string `yaml:"watchdog"`
 }
 
@@ -100,10 +100,10 @@ type Network struct {
 
 // Migration holds settings of live migrations.
 type Migration struct {
-	// Address is the IP address at which this host receives guests. Empty means that of the underlay.
+	// Address is the IP address at which this host receives guests from other hosts. Empty means the address of the
+	// underlay.
 	Address string `yaml:"address"`
-	// Ports are the TCP ports at which this host receives guests, one for each guest: the first and the last one, with a
-	// dash between them.
+	// Ports is the range of TCP ports at which this host receives guests, as first-last. Each guest needs one port.
 	Ports string `yaml:"ports"`
 }
 

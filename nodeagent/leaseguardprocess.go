@@ -23,7 +23,8 @@ import (
 )
 
 // guardLease is the first argument that makes this program act as the guard process. The other arguments are the data
-// directory of the agent, the parent of the guests' control groups, and the watchdog device or "".
+// directory of the agent, the parent of the control groups of the guests, and the watchdog device, which is empty
+// without a watchdog.
 const guardLease = "guard-lease"
 
 const (
@@ -31,22 +32,22 @@ const (
 	guardEvery = time.Second
 	// guardDelay is how long after the end of the lease the guard process kills VMs. An agent that runs does it earlier.
 	guardDelay = 3 * time.Second
-	// watchdogTimeout is the time after which the watchdog resets the host if the guard process does not pet it. The end
-	// of the lease, guardDelay and watchdogTimeout together must be before the control plane considers the host lost,
-	// which is 45 s after the last heartbeat.
+	// watchdogTimeout is the time without a call of Pet after which the watchdog resets the host. The remaining time of
+	// the lease, guardDelay and watchdogTimeout must together be less than 45 s. This is the time after the last
+	// heartbeat after which the control plane considers the host lost.
 	watchdogTimeout = 10 * time.Second
 )
 
-// guardProcess is a second process that powers off the VMs that must not run without a lease. It survives the agent:
-// otherwise such a VM would run on after the lease of a host whose agent has crashed, while the control plane starts it
-// on another host. The process ends when no VM needs it any more.
+// guardProcess starts the guard process, a second process that powers off the VMs that must not run without a lease.
+// The guard process survives the agent. Without it, such a VM would run on after the lease of a host whose agent has
+// crashed, while the control plane starts the VM on another host. The guard process ends when no VM needs it any more.
 //
-// With a watchdog device, the process keeps the watchdog armed, and stops petting it when the lease has ended, until no
-// VM needs a guard any more. The watchdog therefore resets the host if a VM cannot be killed, or if the process itself
-// is killed.
+// With a watchdog device, the guard process arms the watchdog and pets it while the lease is valid. The watchdog
+// therefore resets the host if a VM cannot be killed after the lease has ended, or if the guard process itself is
+// killed. The guard process disarms the watchdog when it ends because no VM needs it any more.
 type guardProcess struct {
 	dataDir, cgroup, watchdog string
-	// needed reports whether a VM needs the process. guarded is called with whether the process runs.
+	// needed reports whether a VM needs the process. ensure calls guarded with true if the process runs.
 	needed  func() bool
 	guarded func(bool)
 	log     *slog.Logger
@@ -158,19 +159,20 @@ func guardMain(args []string) int {
 	}
 }
 
-// guardedVMs are the VMs of a host that must not run without a lease, as the guard process sees them.
+// guardedVMs is the state of the guard process.
 type guardedVMs struct {
 	dir  string // data directory of the agent
 	kill func(ctx context.Context, vm string) error
-	// pet keeps the watchdog from resetting the host.
+	// pet restarts the timeout of the watchdog. Without a watchdog it does nothing.
 	pet func() error
 	// ended is when the process noticed the end of the lease. It is 0 while the lease is valid.
 	ended time.Duration
 }
 
-// check pets the watchdog while the lease is valid, and kills the VMs if the lease ended guardDelay ago. It returns true
-// when no process of the host needs a guard any more. After an error, the caller must call check again: a VM may still
-// run.
+// check pets the watchdog if the lease is valid. If the lease ended at least guardDelay ago, check kills the VMs that
+// must not run without it. The parameter now is the result of lease.Now. check returns true when no VM needs the guard
+// process any more. After an error, the watchdog was not petted and a VM may still run, so the caller must call check
+// again.
 func (g *guardedVMs) check(ctx context.Context, now time.Duration) (done bool, err error) {
 	leased, err := machine.StoppedWithLease(filepath.Join(g.dir, "records"))
 	if errors.Is(err, fs.ErrNotExist) { // The data directory was removed.

@@ -13,8 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/lease"
 )
 
-// TestGuardedVMs checks that the guard process kills VMs after the lease has ended, and tries again until it has killed
-// them.
+// TestGuardedVMs checks that the guard process kills VMs after the lease has ended, and tries again after an error.
 func TestGuardedVMs(t *testing.T) {
 	const leased, other = "01a2193d-fef9-79dc-b9a0-e7c739343073", "01a2193d-accc-7e55-9e15-215e7102cf31"
 	dir := t.TempDir()

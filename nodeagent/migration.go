@@ -18,7 +18,7 @@ const migrationTunnel = "migration-tunnel"
 // addressTimeout is the maximum time to determine the address at which the host receives guests.
 const addressTimeout = 5 * time.Second
 
-// validate returns an error that names the invalid setting.
+// validate returns an error that names the first invalid setting, or nil.
 func (m Migration) validate() error {
 	if m.Address != "" {
 		if ip, err := netip.ParseAddr(m.Address); err != nil || ip.IsUnspecified() || ip.IsMulticast() {
@@ -31,7 +31,7 @@ func (m Migration) validate() error {
 	return nil
 }
 
-// ports returns the first and the last port of Ports.
+// ports returns the first and the last port of the setting Ports.
 func (m Migration) ports() (first, last uint16, err error) {
 	from, to, ok := strings.Cut(m.Ports, "-")
 	a, errA := strconv.ParseUint(from, 10, 16)
@@ -42,7 +42,7 @@ func (m Migration) ports() (first, last uint16, err error) {
 	return uint16(a), uint16(b), nil
 }
 
-// migrationOptions returns what VMs need to move between this host and others.
+// migrationOptions returns the options with which package machine migrates VMs between this host and others.
 func (a *agent) migrationOptions() *machine.MigrationOptions {
 	first, last, _ := a.config.Migration.ports() // Validate has checked them.
 	return &machine.MigrationOptions{

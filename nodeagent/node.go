@@ -58,7 +58,8 @@ func (n *node) facts() *agentv1.NodeFacts {
 	}
 }
 
-// machineFeatures returns the features of virtual machines that this agent knows.
+// machineFeatures returns the features of virtual machines that this agent knows. A feature that the host cannot serve
+// has a Problem.
 func machineFeatures(m facts.Machines) []*agentv1.MachineFeature {
 	return []*agentv1.MachineFeature{
 		{Name: cloud.FeatureUEFI, Problem: m.UEFI.Problem},

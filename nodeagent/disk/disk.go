@@ -244,7 +244,8 @@ func Remove(dir string) error {
 	return atomicfile.SyncDir(filepath.Dir(dir))
 }
 
-// RemoveOne removes the disk with that ID in dir. A missing disk or dir is no error. The image is kept.
+// RemoveOne removes the disk with the given ID from dir. It returns nil if the disk or dir does not exist. The base
+// image is kept.
 func RemoveOne(dir, id string) error {
 	for _, name := range []string{path(dir, id), notePath(dir, id)} {
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Firmware are the files of a UEFI firmware for guests, as QEMU's firmware descriptors name them. Problem says why the
-// host has no such firmware; the paths are then empty.
+// Firmware contains the paths of the files of a UEFI firmware for guests. The paths are those of QEMU's firmware
+// descriptors. If the host has no such firmware, Problem is the reason, and the paths are empty.
 type Firmware struct {
-	Code      string // the firmware itself
+	Code      string // the firmware
 	Variables string // the initial content of an NVRAM
 	Problem   string
 }
 
-// Machines describes which features of virtual machines the host can serve beyond those of every host.
+// Machines describes the optional features of virtual machines that the host can serve.
 type Machines struct {
 	UEFI       Firmware // without secure boot
 	SecureUEFI Firmware // with secure boot and enrolled keys
@@ -67,12 +67,13 @@ type descriptor struct {
 	Features []string
 }
 
-// findFirmware returns the first UEFI firmware of the descriptors in dirs, in the order of their file names, that the
-// machine type can use. If secure is true, it must have secure boot with enrolled keys, otherwise no secure boot.
+// findFirmware returns the first UEFI firmware for the machine type, in the order of the file names of the descriptors
+// in dirs. If secure is true, the firmware must have secure boot with enrolled keys. Otherwise it must not have secure
+// boot.
 func findFirmware(dirs []string, machine, arch string, secure bool) Firmware {
 	files := map[string]string{} // by file name
 	for _, dir := range dirs {
-		found, _ := filepath.Glob(filepath.Join(dir, "*.json")) // its only error is for a bad pattern
+		found, _ := filepath.Glob(filepath.Join(dir, "*.json")) // The only possible error is a malformed pattern.
 		for _, file := range found {
 			files[filepath.Base(file)] = file
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFindFirmware checks which descriptor is chosen: the first by file name whose firmware is of the right kind and
-// installed.
+// TestFindFirmware checks that the first descriptor by file name is chosen whose firmware has the requested features
+// and is installed.
 func TestFindFirmware(t *testing.T) {
 	const machine = "pc-q35-7.2"
 	shared, local := t.TempDir(), t.TempDir()

@@ -294,7 +294,8 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, spec qemu.Spe
 	return launch(ctx, v.home, spec, files, want.GetGeneration(), v.record.Mark)
 }
 
-// makeRescueDisk deletes the rescue disk of an earlier start, and makes a new one if the assigned VM has one.
+// makeRescueDisk deletes the rescue disk of an earlier start. If the assigned VM has a rescue disk, makeRescueDisk then
+// makes it from its image.
 func (v *VM) makeRescueDisk(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err := disk.RemoveOne(v.home.Disks(), cloud.RescueDisk); err != nil || want.GetRescue() == nil {
 		return err

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
-// rawImage lets the lab provide an image in the format RAW.
+// rawImage makes the lab provide an image of the format RAW.
 func (l *lab) rawImage(data []byte) *agentv1.AssignedImage {
 	sum := sha256.Sum256(data)
 	l.more[hex.EncodeToString(sum[:])] = data
@@ -29,7 +29,8 @@ func (l *lab) rawImage(data []byte) *agentv1.AssignedImage {
 		Format: vmv1.ImageFormat_IMAGE_FORMAT_RAW}
 }
 
-// TestBootFromCDROM starts a VM whose disk is empty and whose CD-ROM drive has a bootable image, at each bus.
+// TestBootFromCDROM starts a VM with an empty disk and a bootable CD-ROM image. It does so for each bus that a CD-ROM
+// drive can have.
 func TestBootFromCDROM(t *testing.T) {
 	l := newLab(t)
 	for n, os := range []vmv1.OsType{vmv1.OsType_OS_TYPE_LINUX, vmv1.OsType_OS_TYPE_WINDOWS} {
@@ -44,8 +45,8 @@ func TestBootFromCDROM(t *testing.T) {
 	}
 }
 
-// TestRescue starts a VM whose disk does not boot from a rescue disk. Each start has a new rescue disk, and the VM's own
-// disk keeps its place and its content. Without the rescue disk the VM starts from its own disk again.
+// TestRescue starts a VM, whose own disk is not bootable, from a rescue disk. Each start has a new rescue disk. The
+// VM's own disk keeps its slot and its content. After the rescue has ended, the VM starts from its own disk.
 func TestRescue(t *testing.T) {
 	l := newLab(t)
 	want := l.blank(1)
@@ -112,8 +113,9 @@ func tpmCommand(code uint32, handles []uint32, parameters ...byte) string {
 	return `exec 3<>/dev/tpm0; printf '` + text.String() + `' >&3; dd bs=4096 count=1 <&3 2>/dev/null | od -v -An -tx1 | tr -d '\n'`
 }
 
-// TestTPMAndCDROM starts Linux with a TPM, and a CD-ROM drive whose content the guest reads. The guest writes a value to
-// the TPM's memory. The value is there after a restart of the agent, the death of swtpm, and a stop and start of the VM.
+// TestTPMAndCDROM starts Linux with a TPM and a CD-ROM drive, and reads the CD-ROM in the guest. The guest writes a
+// value to the TPM. The value can be read after a restart of the agent, after the death of swtpm, and after a stop and
+// start of the VM.
 func TestTPMAndCDROM(t *testing.T) {
 	swtpm, err := exec.LookPath("swtpm")
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// StoppedWithLease returns the VMs whose record in the directory records says that they must not run without a lease,
-// and that may have a process.
+// StoppedWithLease returns the VMs that must not run after the host's lease has ended, and that may have a process. The
+// parameter records is the directory of the VMs' records. If one record cannot be read, StoppedWithLease returns an
+// error and no VMs.
 func StoppedWithLease(records string) (ids []cloud.VMID, err error) {
 	files, err := os.ReadDir(records)
 	if err != nil {

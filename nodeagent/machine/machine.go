@@ -53,13 +53,15 @@
 //     the volume as independent of its image only after QEMU has ended the copy and package volume has checked the
 //     volume's file. QEMU and the agent may therefore be killed at any time. A snapshot interrupts the copy,
 //     which continues when the snapshot is complete.
-//   - In a migration, the source and the target record each decision before they act on it ([Migrations]): that the
-//     source has handed the guest over, that it has cancelled an attempt, that the target runs the guest or will never do
-//     so. Only the control plane's switchover lets the target run the guest. If the source gets no switchover within
-//     switchoverWait, it cancels the attempt, and a later switchover of this attempt has no effect.
-//   - The source stops the guest before it sends the guest's memory: see qemu.Process.SendState.
-//   - A QEMU that is the target of a migration is killed when the host's lease ends, until the control plane assigns the
-//     VM to this host alone. If the host is lost, the control plane therefore knows that the guest does not run there.
+//   - The source and the target of a migration write each decision to their record ([Migrations]) before they act on
+//     it. The decisions of the source are that it has handed the guest over and that it has cancelled an attempt. Those
+//     of the target are that it has run the guest and that it will never run it. The target runs the guest only after
+//     the control plane has assigned the phase SWITCHOVER. If the source does not receive this phase within
+//     switchoverWait, it cancels the attempt. A later SWITCHOVER of the same attempt then has no effect.
+//   - The source stops the guest before it sends the guest's memory. [qemu.Process.SendState] gives the reasons.
+//   - The QEMU of a migration's target is killed when the host's lease ends, until the control plane assigns the VM to
+//     this host without a migration. If the target host is lost, the control plane can therefore continue the guest at
+//     the source after the lease has ended.
 //   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
@@ -113,7 +115,7 @@ type VM struct {
 	copyPositions map[string]copyPosition // volumes whose image QEMU copies, by disk id
 	diskFailures  map[string]deviceFailure
 
-	seenTransfer Transfer // of the last observation
+	seenTransfer Transfer // state of the migration at the last observation
 	transfer     transfer
 
 	refused bool
@@ -124,7 +126,7 @@ type VM struct {
 	mu      sync.Mutex // guards the fields below
 	process *qemu.Process
 	seen    cloud.Observation
-	// stopsWithLease is true if the record needs a lease and has Live.
+	// stopsWithLease is true if Record.needsLease returns true and Record.Live is set.
 	stopsWithLease bool
 	sample         sample
 }

@@ -8,56 +8,59 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Migrations is what the agent stores about the live migrations of a VM. The numbers are attempts, which grow. Each
-// field is written before the act that it describes, so that an agent that was restarted at any time knows what may have
-// happened.
+// Migrations is the part of a VM's record that describes its live migrations. The numbers are attempts. A later
+// migration of the VM has a greater attempt. The agent writes each field before it acts on it, except Copied, so that
+// an agent that was restarted knows what an earlier one may have done.
 type Migrations struct {
-	// Outgoing is the last attempt that the host has begun as the source. It has ended if Cancelled is not smaller.
+	// Outgoing is the last attempt that this host has begun as the source. The attempt has ended if Cancelled is not
+	// smaller.
 	Outgoing uint64 `json:"outgoing,omitempty"`
-	// Copied is the last attempt whose disks are complete at the target.
+	// Copied is the last attempt whose disks were copied to the target completely.
 	Copied uint64 `json:"copied,omitempty"`
 	// HandedOver is the last attempt whose guest may run at the target. If HandedOver is greater than Cancelled, the
 	// host must not run the guest.
 	HandedOver uint64 `json:"handed_over,omitempty"`
-	// Cancelled is the greatest attempt that can no longer complete. The host never continues it.
+	// Cancelled is the greatest attempt that this host has cancelled as the source. The host never continues an attempt
+	// that is not greater.
 	Cancelled uint64 `json:"cancelled,omitempty"`
 
-	// Incoming is the attempt for which the host's QEMU was launched as the target. It is 0 when the host is the VM's
-	// only host.
+	// Incoming is the attempt for which this host has launched QEMU as the target. It is 0 again after the attempt has
+	// failed, or after the control plane has assigned the VM to this host without a migration.
 	Incoming uint64 `json:"incoming,omitempty"`
-	// Committed is the last attempt whose guest the host has run as the target.
+	// Committed is the last attempt for which this host, as the target, has started to run the guest.
 	Committed uint64 `json:"committed,omitempty"`
-	// Failed is the greatest attempt for which the host will never have a QEMU as the target.
+	// Failed is the greatest attempt that has failed at this host as the target. The host launches no QEMU for it any
+	// more.
 	Failed uint64 `json:"failed,omitempty"`
 
-	// Error is why the attempt in Cancelled or Failed has ended.
+	// Error is the reason why the attempt in Cancelled or Failed has ended.
 	Error string `json:"error,omitempty"`
 }
 
 // sending reports whether an attempt has begun at the source and has not ended.
 func (m Migrations) sending() bool { return m.Outgoing > m.Cancelled }
 
-// handedOver reports whether the guest may run at the target.
+// handedOver reports whether the guest may run at the target. This host must then not run it.
 func (m Migrations) handedOver() bool {
 	return m.HandedOver > m.Cancelled && !mutant.On(mutant.RunHandedOver)
 }
 
-// Transfer is the state of a migration on the host, as far as the record does not have it.
+// Transfer is the observed state of a migration on the host. It contains what Migrations does not have.
 type Transfer struct {
 	// Status is the status of QEMU (qapi/migration.json), or "" if QEMU neither sends nor receives memory.
 	Status string
-	// Disks is the number of disks that are copied to the target, and Mirrors the number of QEMU's jobs for them. Ready
-	// means that all jobs have copied everything.
+	// Disks is the number of disks that must be copied to the target. Mirrors is the number of QEMU jobs that copy
+	// them. Ready means that each disk has a job, and that all jobs have copied everything.
 	Disks, Mirrors int
 	Ready          bool
-	// Failure is why the attempt cannot complete, or "".
+	// Failure is the reason why the attempt cannot complete, or "".
 	Failure string
-	// Held means that the guest is stopped by the migration. See qemu.ErrMigrating.
+	// Held means that QEMU must not run the guest because of a migration (see qemu.ErrMigrating).
 	Held bool
-	// Tunnel means that the tunnel process of the attempt runs.
+	// Tunnel means that the tunnel process of the attempt is running.
 	Tunnel bool
-	// StalledFor is the time since the last progress, and SwitchoverFor the time since the source has been ready for the
-	// switchover.
+	// StalledFor is the time since the number of transferred bytes last changed. SwitchoverFor is the time since this
+	// agent has first observed that the source is ready for the switchover, or 0.
 	StalledFor, SwitchoverFor time.Duration
 }
 
@@ -70,21 +73,23 @@ func (t Transfer) active() bool {
 	return true
 }
 
-// left reports whether a migration has left something in the QEMU of a source that must be removed.
+// left reports whether the QEMU of a source still has parts of a migration: a stopped guest, a transfer of memory, or
+// copies of disks.
 func (t Transfer) left() bool { return t.Held || t.active() || t.Mirrors > 0 }
 
 const (
-	// switchoverWait is how long the source waits for the switchover with its guest paused. It then cancels the attempt.
+	// switchoverWait is the maximum time for which a source with a stopped guest waits for the switchover. After that
+	// time it cancels the attempt.
 	switchoverWait = 3 * time.Second
-	// stallTimeout is how long a transfer may make no progress before the source cancels the attempt. QEMU itself waits
-	// for ever when the link to the target is down.
+	// stallTimeout is the time without progress after which the source cancels the attempt. QEMU has no such timeout:
+	// it waits for ever if the link to the target is down.
 	stallTimeout = 30 * time.Second
 	// transferInterval is the time between two observations of a VM during a transfer.
 	transferInterval = 200 * time.Millisecond
 )
 
-// planMigration returns the plan for a VM that is being migrated, or was. If ok is false, the caller must plan as for
-// any other VM.
+// planMigration returns the plan for a VM with a migration, or with parts of an earlier one. If ok is false, the caller
+// must plan as for a VM without a migration.
 func planMigration(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	m, r := want.GetMigration(), o.Record.Migration
 	switch {
@@ -96,7 +101,7 @@ func planMigration(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	return Plan{}, false
 }
 
-// planSource returns the plan for the host that runs the guest of a migration.
+// planSource returns the plan for the source of a migration.
 func planSource(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	switch {
@@ -127,7 +132,8 @@ func planSource(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// sourceState returns the state that a source reports for an attempt that has not begun or was cancelled.
+// sourceState returns the migration state that a source reports before it has begun the assigned attempt, or after it
+// has cancelled it.
 func sourceState(want *agentv1.AssignedVm, o Observation) cloud.MigrationState {
 	m, r := want.GetMigration(), o.Record.Migration
 	switch {
@@ -147,8 +153,8 @@ func planPower(want *agentv1.AssignedVm, o Observation) Plan {
 	return planOn(want, o)
 }
 
-// planHandedOver returns the plan for a source whose guest may run at the target. The guest is continued only if the
-// control plane has proven that it does not run there.
+// planHandedOver returns the plan for a source that has handed the guest over. The source runs the guest again only
+// after the control plane has assigned the phase ROLLBACK, which it does when the target cannot run the guest any more.
 func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	p := Plan{Observed: cloud.ObservedStopping, Migration: cloud.MigrationHandedOver}
@@ -171,7 +177,7 @@ func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// planSending returns the plan for a source that sends its disks or memory, and has not handed the guest over.
+// planSending returns the plan for a source that copies its disks or sends memory, and has not handed the guest over.
 func planSending(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r, t := want.GetMigration(), o.Record.Migration, o.Transfer
 	p := Plan{Observed: cloud.ObservedRunning, Migration: cloud.MigrationTransferring, Wait: transferInterval}
@@ -182,7 +188,7 @@ func planSending(want *agentv1.AssignedVm, o Observation) Plan {
 		return p
 	}
 	switch {
-	case o.Guest == Unresponsive: // and its last known state may be wrong
+	case o.Guest == Unresponsive: // The observed state of the transfer may be out of date.
 	case atSwitchover && (commit || mutant.On(mutant.SwitchUncommitted)):
 		p.Action = HandOver
 	case atSwitchover:
@@ -195,7 +201,7 @@ func planSending(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// cancelReason returns why a source must cancel the attempt that it has begun, or "".
+// cancelReason returns the reason why a source must cancel the attempt that it has begun, or "" if it must not.
 func cancelReason(want *agentv1.AssignedVm, o Observation, atSwitchover bool) string {
 	m, r, t := want.GetMigration(), o.Record.Migration, o.Transfer
 	commit := m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
@@ -228,7 +234,7 @@ func cancelReason(want *agentv1.AssignedVm, o Observation, atSwitchover bool) st
 	return ""
 }
 
-// planTarget returns the plan for the host that receives the guest of a migration.
+// planTarget returns the plan for the target of a migration.
 func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	if r.Incoming == 0 {
@@ -246,7 +252,7 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 			p.Reason += ": " + o.Trouble
 		}
 	case o.Guest == OrphanProcess || o.Guest == Running || m != nil && m.GetAttempt() != r.Incoming:
-		p.Action = PowerOff // The guest never runs here before the switchover.
+		p.Action = PowerOff // This QEMU cannot belong to the attempt: before the switchover, its guest does not run.
 	case o.Transfer.Status == "completed" && o.Guest == Paused:
 		p.Migration = cloud.MigrationReceived
 		committed := m == nil || phase >= agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
@@ -262,7 +268,7 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// planReceive returns the plan for a target without a QEMU. It never boots the guest.
+// planReceive returns the plan for a target that has not launched QEMU for an attempt. The plan never starts the VM.
 func planReceive(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	switch {
@@ -284,8 +290,8 @@ func planReceive(want *agentv1.AssignedVm, o Observation) Plan {
 	return Plan{Action: Receive, Observed: cloud.ObservedLaunching}
 }
 
-// planArrived returns the plan for a target that has run the guest, until the control plane no longer assigns the
-// migration.
+// planArrived returns the plan for a target that has recorded that it runs the guest. When the assignment has no
+// migration any more, the plan is Settle.
 func planArrived(want *agentv1.AssignedVm, o Observation) Plan {
 	if want.GetMigration() == nil {
 		p := reportOnly(o)

@@ -26,7 +26,7 @@ type move struct {
 	source, target *lab
 	vm             *agentv1.AssignedVm // with the guest running at the source
 	phase          agentv1.MigrationPhase
-	rate           uint64 // the greatest rate of the transfer; 0: no limit
+	rate           uint64 // maximum rate of the transfer in bytes per second; 0 means no limit
 	machine        []byte
 	address        string
 	generation     uint64
@@ -73,7 +73,7 @@ func migrationOptions(t *testing.T, authority *mtls.Authority, node string) *Mig
 	}
 }
 
-// assigned returns the assignment of a host in the present phase.
+// assigned returns the assignment of a host with this role in the current phase.
 func (m *move) assigned(role agentv1.MigrationRole) *agentv1.AssignedVm {
 	w := with(m.vm, func(*agentv1.AssignedVm) {})
 	w.Generation = m.generation
@@ -109,7 +109,7 @@ func (m *move) enterAt(l *lab, phase agentv1.MigrationPhase) {
 	l.assign(m.assigned(role))
 }
 
-// reports waits until a host reports a state of the migration.
+// reports waits until the host l reports the state of the migration.
 func (m *move) reports(l *lab, state cloud.MigrationState) *cloud.MigrationObservation {
 	m.Helper()
 	o := l.until(cloud.VMID(m.vm.VmId), "migration "+state.String(), func(o cloud.Observation) bool {
@@ -118,7 +118,7 @@ func (m *move) reports(l *lab, state cloud.MigrationState) *cloud.MigrationObser
 	return o.Migration
 }
 
-// prepared brings both hosts to the end of the phase PREPARE.
+// prepared runs the phase PREPARE until both hosts report PREPARED.
 func (m *move) prepared() {
 	m.Helper()
 	m.enterAt(m.source, prepare)
@@ -127,7 +127,7 @@ func (m *move) prepared() {
 	m.address = m.reports(m.target, cloud.MigrationPrepared).Address
 }
 
-// atSwitchover brings the source to the switchover.
+// atSwitchover runs the migration until the source waits for the switchover.
 func (m *move) atSwitchover() {
 	m.Helper()
 	m.prepared()
@@ -135,7 +135,7 @@ func (m *move) atSwitchover() {
 	m.reports(m.source, cloud.MigrationAtSwitchover)
 }
 
-// settled makes the target the VM's only host, and removes the VM from the source.
+// settled ends the migration after the switchover: the target is the only host, and the VM is removed from the source.
 func (m *move) settled() {
 	m.Helper()
 	m.generation++
@@ -150,7 +150,7 @@ func (m *move) settled() {
 	m.vm = only
 }
 
-// aborted ends the migration before the commit: the target loses the VM, and the source is its only host.
+// aborted ends the migration before the switchover: the source is the only host, and the VM is removed from the target.
 func (m *move) aborted() {
 	m.Helper()
 	m.generation++
@@ -165,7 +165,7 @@ func (m *move) aborted() {
 	m.runsOnly(m.source)
 }
 
-// runsOnly checks that the guest runs at one host and can write its disk, and that the other host runs no guest.
+// runsOnly checks that the guest runs at the host l and can write its disk, and that it does not run at the other host.
 func (m *move) runsOnly(l *lab) {
 	m.Helper()
 	m.writes(l)
@@ -226,7 +226,7 @@ func kill(t *testing.T, pid int) {
 	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 }
 
-// restart ends the agent of the host and starts another one, with the last assignment.
+// restart ends the agent of the host and starts another one, which gets the last assignment.
 func (m *move) restart(l *lab) {
 	m.Helper()
 	l.stop()
@@ -280,7 +280,7 @@ func (m *move) tunnels() int {
 	return n
 }
 
-// TestMigrationRestarts restarts both agents in each phase. The new agents adopt the migration, and it ends well.
+// TestMigrationRestarts restarts both agents in each phase. The new agents continue the migration, and it succeeds.
 func TestMigrationRestarts(t *testing.T) {
 	m := newMove(t)
 	both := func() { m.restart(m.source); m.restart(m.target) }
@@ -311,8 +311,8 @@ func TestMigrationRestarts(t *testing.T) {
 	m.settled()
 }
 
-// TestMigrationKills kills a QEMU or a tunnel in each phase before the switchover is committed, or gives up. The guest
-// runs on at the source, unless its own QEMU was killed.
+// TestMigrationKills kills the QEMU of the target or a tunnel in each phase before the switchover, or only ends the
+// migration. The guest continues at the source.
 func TestMigrationKills(t *testing.T) {
 	for _, victim := range []string{"target", "tunnel of the source", "tunnel of the target", "nothing"} {
 		for _, phase := range []string{"prepare", "transfer", "switchover"} {
@@ -339,7 +339,7 @@ func TestMigrationKills(t *testing.T) {
 				if phase != "prepare" && victim != "nothing" {
 					m.reports(m.source, cloud.MigrationCancelled)
 					m.reports(m.target, cloud.MigrationFailed)
-					m.enter(switchover) // too late
+					m.enter(switchover) // The attempt has ended already.
 					m.runsOnly(m.source)
 				}
 				m.aborted()
@@ -348,7 +348,8 @@ func TestMigrationKills(t *testing.T) {
 	}
 }
 
-// TestMigrationTimesOut checks that a source that gets no switchover cancels the attempt, and never continues it.
+// TestMigrationTimesOut checks that a source that does not receive the switchover cancels the attempt and does not
+// continue it later.
 func TestMigrationTimesOut(t *testing.T) {
 	m := newMove(t)
 	m.atSwitchover()
@@ -363,8 +364,8 @@ func TestMigrationTimesOut(t *testing.T) {
 	m.aborted()
 }
 
-// TestMigrationLinkDies makes the link to the target silent while memory is sent. The source cancels the attempt after
-// stallTimeout, and the guest runs on.
+// TestMigrationLinkDies suspends the tunnel of the target while memory is sent. The source cancels the attempt after
+// stallTimeout, and the guest continues at the source.
 func TestMigrationLinkDies(t *testing.T) {
 	t.Parallel()
 	m := newMove(t)
@@ -382,8 +383,8 @@ func TestMigrationLinkDies(t *testing.T) {
 	m.aborted()
 }
 
-// TestMigrationRollsBack kills the target after the source has handed the guest over, and before the target has run it.
-// The source continues the guest after the control plane has said so.
+// TestMigrationRollsBack kills the QEMU of the target after the source has handed the guest over, and before the target
+// has run it. The source resumes the guest only in the phase ROLLBACK.
 func TestMigrationRollsBack(t *testing.T) {
 	m := newMove(t)
 	m.atSwitchover()
@@ -400,8 +401,8 @@ func TestMigrationRollsBack(t *testing.T) {
 	m.aborted()
 }
 
-// TestMigrationSourceDies kills the QEMU of the source. Before the switchover the VM has ended. After the target has
-// received the guest, it runs there.
+// TestMigrationSourceDies kills the QEMU of the source. Before the switchover, the VM ends. After the target has
+// received the complete state, the guest continues there.
 func TestMigrationSourceDies(t *testing.T) {
 	t.Run("before", func(t *testing.T) {
 		m := newMove(t)
@@ -426,8 +427,8 @@ func TestMigrationSourceDies(t *testing.T) {
 	})
 }
 
-// TestMigrationWithoutLease ends the lease of the target's host while QEMU waits for the guest, and after the guest runs
-// there but before the control plane knows it.
+// TestMigrationWithoutLease ends the lease of the target's host while QEMU waits for the guest. QEMU must end, and the
+// migration must fail.
 func TestMigrationWithoutLease(t *testing.T) {
 	m := newMove(t)
 	m.prepared()
@@ -447,8 +448,7 @@ func TestMigrationWithoutLease(t *testing.T) {
 	m.aborted()
 }
 
-// TestMigrationRefused checks that the target refuses a description of another VM, and a source without the certificate
-// of the assigned peer.
+// TestMigrationRefused checks that the target refuses a description whose memory size is not that of the assigned VM.
 func TestMigrationRefused(t *testing.T) {
 	m := newMove(t)
 	m.enterAt(m.source, prepare)

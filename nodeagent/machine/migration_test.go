@@ -40,9 +40,9 @@ func assignedMigration(t *testing.T, d *datadriven.TestData) *agentv1.AssignedMi
 func (h *paper) transferred(t *testing.T, d *datadriven.TestData) {
 	tr := &h.s.Transfer
 	switch what := d.CmdArgs[0].Key; what {
-	case "copied": // the disks
+	case "copied": // All disks have been copied.
 		tr.Ready = true
-	case "sent": // everything but the rest of the state
+	case "sent": // Everything but the last part of the state has been sent.
 		tr.Status = "pre-switchover"
 	case "completed":
 		tr.Status = "completed"
@@ -51,7 +51,7 @@ func (h *paper) transferred(t *testing.T, d *datadriven.TestData) {
 		}
 	case "failed":
 		tr.Status = "failed"
-	case "breaks": // a disk cannot be copied
+	case "breaks": // A disk cannot be copied.
 		tr.Failure = "a disk could not be copied"
 	case "untunneled":
 		tr.Tunnel = false
@@ -104,8 +104,8 @@ func (h *paper) doMigration(p Plan) {
 // guest and the transfer.
 func TestMigrationRules(t *testing.T) { require.Empty(t, migrationViolation()) }
 
-// migrationViolation calls NextAction with every combination. It returns a description of the first plan that breaks a
-// rule, or "".
+// migrationViolation calls NextAction with every combination. It returns a description of the first plan that violates
+// migrationRule, or "".
 func migrationViolation() string {
 	var wants []*agentv1.AssignedVm
 	for _, power := range []agentv1.Power{agentv1.Power_POWER_OFF, agentv1.Power_POWER_ON} {

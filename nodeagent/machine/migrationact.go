@@ -11,33 +11,38 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MigrationOptions are what the host needs to take part in migrations. All are required.
+// MigrationOptions are the settings and functions with which a host takes part in migrations. All are required.
 type MigrationOptions struct {
-	// Command is the command of the tunnel process, which calls tunnel.Main.
+	// Command starts a tunnel process. The program must call tunnel.Main.
 	Command []string
-	// Identity returns the certificate and the key of the host.
+	// Identity returns the certificate and the private key of the host, and the authority of the cluster.
 	Identity func() (tunnel.Identity, error)
-	// Address returns the address at which tunnels of this host listen, and FirstPort and LastPort are their ports.
+	// Address returns the IP address at which the tunnels of this host listen. FirstPort and LastPort are the first and
+	// the last port that they use.
 	Address             func() (string, error)
 	FirstPort, LastPort uint16
 }
 
 const (
-	// beginWithin is the maximum time of BeginTransfer, which opens a stream for each disk.
+	// beginWithin is the maximum time of BeginTransfer. It opens one stream for each disk.
 	beginWithin = time.Minute
-	// progressInterval is the minimum time between two reports that differ only in the progress.
+	// progressInterval is the minimum time between two reports of a transfer between which only the progress has
+	// changed.
 	progressInterval = time.Second
 )
 
 var errNoMigration = errors.New("this host does not take part in migrations")
 
-// transfer is what the agent knows about a migration and does not store on disk.
+// transfer is the state of a migration that the agent keeps in memory only.
 type transfer struct {
 	attempt uint64
-	// failure is why the attempt cannot complete, or "".
+	// failure is the reason why the attempt cannot complete, or "".
 	failure string
-	address string // of the tunnel of a target
-	// sent and total are the progress in bytes, movedAt is when sent last changed, and shownAt when shown was set.
+	address string // address of the tunnel of a target
+	// sent and total are the progress in bytes, and movedAt is when they last changed. shownSent is the value of sent
+	// in the last report, and shownAt is when it was set. readyAt is when the source became ready for the switchover.
+	// stoppedAt is when SendState stopped the guest, and downtime is the time from then until the target had the
+	// complete state.
 	sent, total        uint64
 	shownSent          uint64
 	movedAt, shownAt   time.Time
@@ -45,7 +50,8 @@ type transfer struct {
 	downtime           time.Duration
 }
 
-// observeTransfer updates v.transfer and returns the state of a migration on the host.
+// observeTransfer updates v.transfer, and returns the observed state of a migration on the host. If QEMU does not
+// answer, observeTransfer also sets v.guest to Unresponsive.
 func (v *VM) observeTransfer(ctx context.Context) Transfer {
 	r := v.record.Migration
 	if v.process == nil || r.Outgoing == 0 && r.Incoming == 0 {
@@ -73,7 +79,8 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		return out
 	}
 	out.Status, out.Mirrors, out.Ready = m.Status, len(m.Mirrors), len(m.Mirrors) == out.Disks
-	// A QEMU that was a target reports the status of that migration until it sends memory itself.
+	// A QEMU that was the target of an earlier migration reports the status of that migration until it sends memory
+	// itself.
 	if m.Status == "none" || r.sending() && !out.Held && !m.Active() {
 		out.Status = ""
 	}
@@ -156,7 +163,7 @@ func (v *VM) actMigration(ctx context.Context, p Plan, want *agentv1.AssignedVm)
 		if err := v.write(r); err != nil {
 			return err
 		}
-		// After an error, the guest is not continued here: QEMU may have sent the state.
+		// After an error, the guest is not resumed here, because QEMU may have sent the state.
 		return v.process.HandOver(ctx)
 	case CancelTransfer:
 		if !r.Migration.sending() {
@@ -182,8 +189,9 @@ func (v *VM) actMigration(ctx context.Context, p Plan, want *agentv1.AssignedVm)
 	return fmt.Errorf("no such action: %d", p.Action)
 }
 
-// fail stores an error as the reason why the attempt cannot complete, so that the next plan cancels the attempt. It
-// returns nil, because the step must not be repeated.
+// fail stores err as the reason why the attempt cannot complete. The next plan then cancels the attempt. fail returns
+// nil in this case, because the action must not be repeated. If ctx was cancelled because the agent ends, fail only
+// returns err.
 func (v *VM) fail(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil || errors.Is(err, context.DeadlineExceeded) {
 		v.transfer.failure = brief(err)

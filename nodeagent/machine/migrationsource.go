@@ -9,7 +9,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// beginTransfer starts the tunnel of a source and makes QEMU copy the disks to the target.
+// beginTransfer starts the tunnel of a source, and makes QEMU start to copy the disks to the target.
 func (v *VM) beginTransfer(ctx context.Context, m *agentv1.AssignedMigration) error {
 	o := v.set.o.Migration
 	if o == nil {
@@ -47,7 +47,8 @@ func (v *VM) sendState(ctx context.Context, rate uint64) error {
 	return v.process.SendState(ctx, rate, stream)
 }
 
-// endTransfer ends what is left of a migration that the record has as cancelled, and continues the guest.
+// endTransfer removes all parts of a cancelled migration from the host and from QEMU, and resumes the guest if the
+// migration has stopped it.
 func (v *VM) endTransfer(ctx context.Context) error {
 	if err := tunnel.Stop(v.home.Migration()); err != nil { // closes the streams
 		return err

@@ -14,8 +14,8 @@ import (
 )
 
 // receive records that the host is the target of the attempt, launches QEMU, and starts the tunnel. If a tap cannot be
-// opened or the record cannot be written, the action is repeated. After any other failure the attempt is recorded as
-// failed.
+// opened or the record cannot be written, receive returns the error, and the action is tried again. Any other failure
+// ends the attempt: receive or the next plan records it.
 func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
 	r := v.record
 	m := want.GetMigration()
@@ -55,7 +55,8 @@ func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
 	return errors.Join(v.closeTaps(ctx, spec.NICs), v.recordFailure(ctx, want, brief(err)))
 }
 
-// incomingSpec returns the Spec of the source's QEMU, after a check that it is that of the assigned VM.
+// incomingSpec returns the Spec of the source's QEMU. It returns an error if the size, the disks or the network
+// interfaces in it differ from those of the assigned VM, or if the accelerator is not that of this host.
 func (v *VM) incomingSpec(want *agentv1.AssignedVm) (qemu.Spec, error) {
 	if v.set.o.Migration == nil {
 		return qemu.Spec{}, errNoMigration
@@ -90,7 +91,7 @@ func (v *VM) incomingSpec(want *agentv1.AssignedVm) (qemu.Spec, error) {
 	return s, nil
 }
 
-// prepareIncoming makes QEMU wait for the guest's state, and starts the tunnel of a target.
+// prepareIncoming makes QEMU wait for the guest's state, and starts the tunnel of the target.
 func (v *VM) prepareIncoming(ctx context.Context, m *agentv1.AssignedMigration) error {
 	o := v.set.o.Migration
 	identity, err := o.Identity()
@@ -131,7 +132,8 @@ func (v *VM) prepareIncoming(ctx context.Context, m *agentv1.AssignedMigration) 
 	return err
 }
 
-// arrive records that the guest runs here, with all counters of the assignment as done, and starts its CPUs.
+// arrive records that the guest runs at this host, and starts its CPUs. It sets the counters of executed starts,
+// reboots and resets to those of the assignment: the source has executed these requests.
 func (v *VM) arrive(ctx context.Context, want *agentv1.AssignedVm) error {
 	r := v.record
 	if r.Migration.Committed != r.Migration.Incoming {
@@ -149,13 +151,15 @@ func (v *VM) arrive(ctx context.Context, want *agentv1.AssignedVm) error {
 		return err
 	}
 	v.pausedSince = time.Time{}
-	// The guest runs already. Without the announcement, others learn where it is when it sends a packet.
+	// An error is ignored, because the guest runs already. Without the announcement, switches learn the new place of
+	// the guest from its next packet.
 	_ = v.process.Announce(ctx)
 	return tunnel.Stop(v.home.Migration())
 }
 
-// recordFailure records that the host will never have a QEMU of the attempt. QEMU has ended, or was not started. The
-// starts of the assignment count as done, so that the host does not boot the guest.
+// recordFailure records that the attempt has failed at this host as the target. The caller must call it only if the VM
+// has no process, or if its QEMU is about to end. recordFailure also counts the starts of the assignment as executed,
+// so that the host does not start the VM later.
 func (v *VM) recordFailure(ctx context.Context, want *agentv1.AssignedVm, reason string) error {
 	if err := v.closeLastTaps(ctx, nil); err != nil {
 		return err

@@ -58,7 +58,8 @@ type Observation struct {
 	LastDisk string
 	// Transfer is the state of a migration from or to the host.
 	Transfer Transfer
-	// Guarded means that a second process powers off VMs that must not run without a lease if the agent does not.
+	// Guarded means that the guard process runs. It powers off VMs that must not run without a lease, even if the
+	// agent has ended.
 	Guarded bool
 	// Unreleased means that the last process has ended, and that its volumes are not flushed yet.
 	Unreleased bool
@@ -100,11 +101,11 @@ const (
 	CompleteDisks               // end the copies of the disks, and record that they are complete
 	HandOver                    // record that the guest may run at the target, then send the rest of its state
 	CancelTransfer              // record that the source cancels a migration
-	EndTransfer                 // end what is left of a cancelled migration, and continue the guest
-	Receive                     // record that QEMU is launched as the target of a migration, and launch it
+	EndTransfer                 // remove all parts of a cancelled migration, and resume the guest
+	Receive                     // record that QEMU is launched as the target of a migration, then launch it
 	Arrive                      // record that the guest runs at the target, then start its CPUs
-	RecordFailure               // record that the target has no QEMU of the migration, and will have none
-	Settle                      // record that the target is the VM's only host
+	RecordFailure               // record that the migration has failed at the target
+	Settle                      // record that the VM's migration to this host has ended
 )
 
 func (a Action) String() string {
@@ -139,7 +140,8 @@ type Plan struct {
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
-	// Migration is the state of the assigned migration, and Reason why CancelTransfer or RecordFailure ends it.
+	// Migration is the state of the assigned migration to report. Reason is the reason of the actions CancelTransfer
+	// and RecordFailure.
 	Migration cloud.MigrationState
 	Reason    string
 	// Wait is the time until the next observation if Action is Nothing. 0 means that the VM is observed again only
@@ -340,7 +342,7 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 			return Plan{Observed: cloud.ObservedBuilt}
 		}
 		return exitReport(o)
-	case OrphanProcess, Arriving: // no migration to this host is recorded
+	case OrphanProcess, Arriving: // For Arriving: the record has no migration to this host.
 		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	case Waiting:
 		p := Plan{Action: Resume, Observed: cloud.ObservedLaunching}

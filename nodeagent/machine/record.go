@@ -55,8 +55,9 @@ type End struct {
 // rebooting reports whether a reboot has begun and is not complete.
 func (r Record) rebooting() bool { return r.RebootsBegun > r.RebootsDone }
 
-// needsLease reports whether the VM must not run after the host's lease has ended. The target of a migration must not
-// either, until it is the VM's only host: when the host is lost, the guest may continue at the source.
+// needsLease reports whether the VM must not run after the host's lease has ended. This is also the case for the target
+// of a migration until the migration has ended: if the host is lost, the control plane may let the source continue the
+// guest.
 func (r Record) needsLease() bool { return r.StopsWithLease || r.Migration.Incoming != 0 }
 
 const recordVersion = 1

@@ -147,19 +147,20 @@ func (s *MachineSet) machines() []*VM {
 	return out
 }
 
-// SetLeaseEnded sets whether the host's lease has ended. VMs whose record has StopsWithLease are then not started, and
-// are powered off at their next observation.
+// SetLeaseEnded sets whether the host's lease has ended. VMs that need a lease (Record.needsLease) are then not
+// started, and are powered off at their next observation.
 func (s *MachineSet) SetLeaseEnded(ended bool) (changed bool) {
 	return s.leaseEnded.Swap(ended) != ended
 }
 
-// SetGuarded sets whether a second process powers off the VMs whose record has StopsWithLease if this process does not.
-// Only then the VMs are reported as such.
+// SetGuarded sets whether the guard process runs, which powers off the VMs that need a lease even if the agent has
+// ended. Only while it runs, the agent reports StopsWithLease of VMs, and reports the target of a migration as
+// prepared.
 func (s *MachineSet) SetGuarded(guarded bool) (changed bool) {
 	return s.guarded.Swap(guarded) != guarded
 }
 
-// NeedsGuard reports whether a VM that may have a process has a record with StopsWithLease.
+// NeedsGuard reports whether a VM that may have a process needs a lease (Record.needsLease).
 func (s *MachineSet) NeedsGuard() bool {
 	for _, v := range s.machines() {
 		v.mu.Lock()
@@ -172,8 +173,8 @@ func (s *MachineSet) NeedsGuard() bool {
 	return false
 }
 
-// KillWithoutLease kills the processes of the VMs whose record has StopsWithLease, at once and without QMP. It does not
-// wait for steps in progress.
+// KillWithoutLease kills the processes of the VMs that need a lease (Record.needsLease), at once and without QMP. It
+// does not wait for steps in progress.
 func (s *MachineSet) KillWithoutLease(ctx context.Context) error {
 	var group errgroup.Group
 	for _, v := range s.machines() {

@@ -38,7 +38,7 @@ func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 	}
 	if want.GetCdrom() != nil {
 		s.CDROM = qemu.SCSI
-		if s.Windows { // which has no driver for virtio
+		if s.Windows { // Windows has no driver for virtio.
 			s.CDROM = qemu.SATA
 		}
 	}
@@ -72,7 +72,8 @@ func (set *MachineSet) check(want *agentv1.AssignedVm) error {
 	return err
 }
 
-// ownDisks returns the disks with which a VM is started: its rescue disk if it has one, and its other disks.
+// ownDisks returns the disks with which a VM is started, in boot order: its rescue disk if it has one, then its other
+// disks.
 func ownDisks(want *agentv1.AssignedVm) []*agentv1.AssignedDisk {
 	if want.GetRescue() == nil {
 		return want.GetDisks()

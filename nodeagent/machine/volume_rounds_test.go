@@ -214,8 +214,9 @@ func TestRoundsLeaveNothing(t *testing.T) {
 	r.run(rounds(t, 20))
 }
 
-// attachInRounds makes rounds with RBD volumes and the first guest, which keeps its other volumes. No object may remain
-// in the Ceph pool, except the lists of deleted volumes, and no client may be blocked: QEMU and the helper have closed the images.
+// attachInRounds runs rounds with RBD volumes and the first guest, which keeps its other volumes. Afterwards, the Ceph
+// pool must contain no object except the lists of deleted volumes, and no client may be blocked, because QEMU and the
+// helper have closed the images.
 func (s *rbdStory) attachInRounds() {
 	pid := s.sees(s.one, cloud.ObservedRunning).PID
 	r := &volumeRounds{lab: s.lab, want: s.one, disks: []string{"data", "more"}, give: s.give,

@@ -9,15 +9,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Numbers of the descriptors that every QEMU inherits. The descriptors of its disks have the numbers from fdDisks on,
-// those of the seed, the taps, the CD-ROM image, the firmware and the TPM follow.
+// Numbers of the descriptors that every QEMU inherits. The descriptors of its disks have the numbers from fdDisks on.
+// The descriptors of the seed, the taps, the CD-ROM image, the firmware and the TPM follow, in this order.
 const (
 	fdWork    = 3 + iota // listening socket of the monitor for commands that change the machine
 	fdInspect            // listening socket of the monitor for queries and events
 	fdConsole            // listening socket of the serial port
 	fdLog                // log of the serial port, open for appending
 	fdAgent              // listening socket of the virtio-serial port for the guest agent (qemu-ga)
-	fdDisks              // overlay and base of each disk, in the order of Spec.Disks; then those that Argv adds
+	fdDisks              // overlay and base of each disk, in the order of Spec.Disks; then the others, see above
 )
 
 // Paths of the kernel and the initrd in QEMU's own mount namespace.
@@ -128,7 +128,8 @@ func (s Spec) machine() string {
 	return m + s.machineFlash()
 }
 
-// hyperV are the interfaces of Hyper-V that QEMU offers to Windows with KVM. They need no Hyper-V on the host.
+// hyperV contains the options of -cpu for the interfaces of Hyper-V that QEMU offers to Windows with KVM. The host
+// needs no Hyper-V.
 const hyperV = ",hv-relaxed=on,hv-vapic=on,hv-spinlocks=0x1fff,hv-vpindex=on,hv-runtime=on,hv-time=on,hv-synic=on,hv-stimer=on"
 
 func (s Spec) cpu() string {
@@ -138,7 +139,8 @@ func (s Spec) cpu() string {
 	return s.CPUModel
 }
 
-// rtc returns the option of the clock. Windows counts timer interrupts, so those that were lost are repeated for it.
+// rtc returns the option -rtc. Windows keeps time by counting timer interrupts, so QEMU delivers lost interrupts to it
+// later (driftfix=slew).
 func (s Spec) rtc() string {
 	rtc := "base=utc"
 	if s.LocalTime {

@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// cdromSlot is the place of the CD-ROM drive on its bus, after those of the disks. On the SATA bus it is the last port,
-// which a VM with a CD-ROM drive cannot use for a disk.
+// cdromSlot is the slot of the CD-ROM drive, by bus. It comes after the slots of the disks. On the SATA bus it is the
+// last port, so a VM with a CD-ROM drive cannot have a disk there.
 var cdromSlot = map[Bus]int{SCSI: 16, SATA: 5}
 
 func (s Spec) validateCDROM() error {
@@ -24,8 +24,8 @@ func (s Spec) validateCDROM() error {
 	return nil
 }
 
-// cdrom adds the CD-ROM drive with the image whose descriptor is fd. The firmware tries it after all disks: an image
-// with an installer boots as long as the disks are empty.
+// cdrom adds the CD-ROM drive. The parameter fd is the descriptor of its image. The firmware tries the drive after all
+// disks, so that an image with an installer boots only while the disks are empty.
 func (a *args) cdrom(s Spec, fd int) {
 	a.fdset(fd, "cdrom")
 	a.json("-blockdev", object{"driver": "file", "node-name": "cdrom-file", "filename": fdsetPath(fd), "read-only": true,
@@ -41,7 +41,7 @@ func (a *args) cdrom(s Spec, fd int) {
 	a.json("-device", o)
 }
 
-// cdromFile returns the file of the CD-ROM drive, or none if s has no drive.
+// cdromFile returns the file of the CD-ROM drive, or no file if s has no drive.
 func (f Files) cdromFile(s Spec) ([]*os.File, error) {
 	if s.CDROM == "" {
 		return nil, nil

@@ -18,20 +18,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// launchTimeout is the maximum time from the fork of the launcher to its execve of QEMU or swtpm.
+// launchTimeout is the maximum time from the fork of the launcher until it has executed QEMU or swtpm.
 const launchTimeout = 20 * time.Second
 
 // child describes a process that startLauncher starts.
 type child struct {
-	log      *console.Log // for its standard error
+	log      *console.Log // receives the standard error of the process
 	isolated bool         // the process gets a network namespace of its own, without any device
 	// record writes the pid and the start time (see Record.StartTime) of the process to the VM's record.
 	record func(pid int, start uint64) error
 }
 
-// startLauncher starts the launcher with the plan pl, waits until it has executed its program, and returns the pidfd of
-// the process. It calls c.record before it sends the plan: if the agent ends in between, the launcher ends too, or the
-// next agent finds it. If startLauncher fails, it kills the process.
+// startLauncher starts the launcher with the plan pl, waits until the launcher has executed its program, and returns
+// the pidfd of the process. It calls c.record before it sends the plan. If the agent ends before the plan is sent, the
+// launcher therefore ends too. If the agent ends later, the next agent finds the process in the record. If
+// startLauncher fails, it kills the process.
 func (l *Launcher) startLauncher(ctx context.Context, c child, pl plan, keep []*os.File) (pidfd int, err error) {
 	planRead, planWrite, err := os.Pipe()
 	if err != nil {

@@ -98,8 +98,9 @@ func deleteCopyNodes(ctx context.Context, conn *qmp.Conn) error {
 	return nil
 }
 
-// endHold resumes a guest that hold has stopped, possibly in an earlier process of the agent. Only hold stops a running
-// guest. Therefore a guest in QEMU's state paused, which is not the state after a disk error, was stopped by hold.
+// endHold resumes a guest that hold has stopped, possibly in an earlier process of the agent. Only hold and a migration
+// stop a running guest. A guest that a migration has stopped is not resumed (see migratingName). Otherwise, a guest in
+// QEMU's state paused, which is not the state after a disk error, was stopped by hold.
 func (p *Process) endHold(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 	defer cancel()

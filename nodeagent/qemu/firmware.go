@@ -11,24 +11,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Firmware are the files of a UEFI firmware on the host. Both are paths of raw flash images.
+// Firmware contains the paths of the files of a UEFI firmware on the host. Both files are raw flash images.
 type Firmware struct {
-	Code string // the firmware itself, which all VMs share
-	// Variables is the initial content of a VM's NVRAM. That of a firmware with secure boot has the keys enrolled with
-	// which the firmware verifies boot loaders.
+	Code string // the firmware, which all VMs share
+	// Variables is the initial content of a VM's NVRAM. For secure boot, it must contain the keys with which the
+	// firmware verifies boot loaders.
 	Variables string
 }
 
-// Names of the files in a VM's home that have the NVRAM of its UEFI firmware. A VM has the second one if it was started
-// with secure boot. The two are separate, so that a guest that ran without secure boot cannot choose the keys of its
-// later starts with secure boot.
+// Names of the files in a VM's home that contain the NVRAM of its UEFI firmware. Starts with secure boot use the second
+// file. The files are separate, so that a guest that was started without secure boot cannot change the keys for later
+// starts with secure boot.
 const (
 	nvramName       = "nvram.fd"
 	secureNVRAMName = "nvram-secure.fd"
 )
 
-// CheckHost returns an error that wraps [ErrInvalid] if this host cannot run s: it lacks the CPU model, the firmware or
-// the TPM.
+// CheckHost returns an error that wraps [ErrInvalid] if this host cannot run s, because it lacks the CPU model, the
+// firmware or the TPM emulator.
 func (l *Launcher) CheckHost(s Spec) error {
 	offered := false
 	for _, m := range l.CPUModels {
@@ -72,8 +72,8 @@ func (l *Launcher) openFirmware(home *Home, s Spec) ([]*os.File, error) {
 	return []*os.File{code, nvram}, nil
 }
 
-// openNVRAM opens the file of the home with that name. If it does not exist, openNVRAM creates it as a copy of the file
-// initial.
+// openNVRAM opens the file of the given name in the home. If the file does not exist, openNVRAM creates it as a copy of
+// the file at the path initial.
 func (h *Home) openNVRAM(name, initial string) (*os.File, error) {
 	f, err := os.OpenFile(h.path(name), os.O_RDWR, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -99,9 +99,10 @@ const (
 	nvramNode = "firmware-nvram"
 )
 
-// firmware adds the flash of a UEFI firmware. The descriptor of the code is fd, that of the NVRAM follows. With secure
-// boot only code in system management mode can write to the flash, so that the guest's kernel cannot change the keys.
-// Suspend to RAM (S3) is disabled, because the firmware with secure boot does not start with it under TCG.
+// firmware adds the flash of a UEFI firmware. The parameter fd is the descriptor of the code. The descriptor of the
+// NVRAM is fd+1. With secure boot, only code in system management mode can write to the flash, so that the guest's
+// kernel cannot change the keys. Suspend to RAM (S3) is disabled, because under TCG the firmware with secure boot does
+// not start if S3 is enabled.
 func (a *args) firmware(s Spec, fd int) {
 	for i, one := range []struct {
 		node     string

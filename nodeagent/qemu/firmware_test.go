@@ -31,8 +31,8 @@ func uefiLab(t *testing.T) *lab {
 	return l
 }
 
-// efiDisk returns the spec and the files of a VM with UEFI whose disk is a FAT file system with the program efi as its
-// boot loader.
+// efiDisk returns the spec and the files of a VM with UEFI. Its disk is a FAT file system with the program efi as boot
+// loader.
 func (l *lab) efiDisk() (Spec, Files) {
 	l.Helper()
 	image := l.efiImage()
@@ -48,7 +48,7 @@ func (l *lab) efiDisk() (Spec, Files) {
 	return s, files
 }
 
-// efiImage returns the path of an image with a FAT file system and the program efi as its boot loader.
+// efiImage returns the path of an image that contains a FAT file system with the program efi as boot loader.
 func (l *lab) efiImage() string {
 	l.Helper()
 	dir := l.TempDir()
@@ -82,7 +82,8 @@ func TestUEFI(t *testing.T) {
 }
 
 // TestSecureBoot checks that a firmware with secure boot does not start a program without a signature. TestUEFI starts
-// the same program from the same disk without secure boot. An NVRAM of starts without secure boot is not used.
+// the same program from the same disk without secure boot. TestSecureBoot also checks that a start with secure boot
+// does not use the NVRAM of a start without it.
 func TestSecureBoot(t *testing.T) {
 	l := uefiLab(t)
 	s, files := l.efiDisk()

@@ -61,7 +61,7 @@ type lab struct {
 
 var labs atomic.Int64
 
-// Bounds of waits, which elapse only if a test fails. UEFI takes 20 seconds to boot on a busy host.
+// Maximum times of waits. They are reached only if a test fails. UEFI takes 20 seconds to boot on a busy host.
 const (
 	maxTest = 3 * time.Minute
 	maxWait = 2 * time.Minute

@@ -28,8 +28,9 @@ const (
 
 // Homes is the directory that holds the VMs' directories, named by their ids.
 //
-// A VM has its uid, and another one if it has a TPM, from the creation of its directory until the directory is removed. Only then can another VM get the
-// uid, and only if no process runs under it.
+// A VM has a uid from the creation of its directory until the directory is removed. A VM with a TPM has a second uid
+// for the TPM from its first start with a TPM on. Another VM can get a uid only after the directory is removed, and
+// only if no process runs under the uid.
 type Homes struct {
 	dir         string
 	first, last int
@@ -189,8 +190,8 @@ func runningUIDs(used map[int]bool) error {
 //	uid          the VM's uid and gid
 //	disks/       the VM's disks: package disk
 //	seed.img     the VM's seed, if it has one
-//	nvram.fd     the NVRAM of its UEFI firmware, if it was started with one
-//	nvram-secure.fd  the same for starts with secure boot
+//	nvram.fd     the NVRAM of starts with UEFI and without secure boot
+//	nvram-secure.fd  the NVRAM of starts with secure boot
 //	tpm/         the VM's TPM, if it was started with one: see tpmDir
 //	record.json  the last start: Record
 //	asked        how the agent asked that process to end, if it did
@@ -201,8 +202,8 @@ func runningUIDs(used map[int]bool) error {
 //	migrating    exists while the guest must not run because of a migration
 //	migration/   files of the tunnel of a migration: package tunnel
 //
-// The state of the VM that a move to another host must copy is in disks/, nvram.fd, nvram-secure.fd and tpm/state/: all
-// are plain files, which change only while the VM has a process.
+// A move of the VM to another host must copy disks/, nvram.fd, nvram-secure.fd and tpm/state/. They contain plain
+// files, which change only while the VM has a process.
 type Home struct {
 	homes   *Homes
 	id, dir string
@@ -221,7 +222,7 @@ func (h *Home) Disks() string { return h.path("disks") }
 // Seed returns the path of the VM's seed. The caller of Launch creates the file.
 func (h *Home) Seed() string { return h.path("seed.img") }
 
-// Migration returns the directory of the tunnel of a migration. Package tunnel creates it.
+// Migration returns the directory for the tunnel of a migration. Package tunnel creates the directory.
 func (h *Home) Migration() string { return h.path("migration") }
 
 // Console returns the log of the guest's serial port. The log contains the output of all starts of the VM.
@@ -300,8 +301,9 @@ func (h *Home) Exit() (Exit, bool, error) {
 	return e, true, nil
 }
 
-// Remove removes the home directory and its content; the file uid is removed last, so that the uid stays in use until
-// then. The uid of a TPM can be used again as soon as the TPM's files are removed. Remove returns nil if there is no home directory. The caller must ensure that the VM has no process.
+// Remove removes the home directory and its content. The file uid is removed last, so that the uid stays in use until
+// then. The uid of a TPM can be used again as soon as the TPM's files are removed. Remove returns nil if there is no
+// home directory. The caller must ensure that the VM has no process.
 func (h *Home) Remove() error {
 	entries, err := os.ReadDir(h.dir)
 	if errors.Is(err, fs.ErrNotExist) {

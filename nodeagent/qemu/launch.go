@@ -33,8 +33,9 @@ type Launcher struct {
 	// that librbd reaches Ceph clusters, and may have the threads and the memory that librbd needs. The caller must
 	// install a packet filter that limits the addresses and ports that QEMU can reach. Optional.
 	RBD bool
-	// UEFI and SecureUEFI are the firmwares of VMs without and with secure boot. SWTPM is the absolute path of swtpm,
-	// under /usr, which emulates TPMs. If one is empty, the host does not serve such VMs. Optional.
+	// UEFI is the firmware of VMs with UEFI and without secure boot. SecureUEFI is the firmware of VMs with secure
+	// boot. SWTPM is the absolute path of swtpm, which emulates TPMs. It must be under /usr. If one of the three is
+	// empty, the host does not serve the VMs that need it. Optional.
 	UEFI, SecureUEFI Firmware
 	SWTPM            string
 }
@@ -222,7 +223,7 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	return p, nil
 }
 
-// guest describes the QEMU of a VM as a process to start. Its pid is written to r.
+// guest describes the process of a VM's QEMU for startLauncher. Its pid is written to r and to the VM's record.
 func (l *Launcher) guest(home *Home, r *Record) child {
 	return child{log: home.stderr(), isolated: !l.RBD, record: func(pid int, start uint64) error {
 		r.PID, r.StartTime, r.Started = pid, start, time.Now().UTC().Truncate(time.Millisecond)

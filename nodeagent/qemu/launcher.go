@@ -18,7 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// plan describes how the launcher confines and executes a program: QEMU, or swtpm. The agent sends it as JSON over a pipe.
+// plan describes how the launcher confines and executes a program, which is QEMU or swtpm. The agent sends it as JSON
+// over a pipe.
 type plan struct {
 	Cgroups   []string // cgroup.procs files of the control groups that the launcher enters
 	UID       int      // also the gid
@@ -29,7 +30,7 @@ type plan struct {
 	FileBytes uint64            // limit of a file's size, in bytes
 	Files     map[string]string // read-only files: QEMU's path to the host's path
 	Texts     map[string]string // read-only files: QEMU's path to the content
-	Writable  map[string]string // directories that the program can write to: its path to the host's path, outside of Root
+	Writable  map[string]string // writable directories: the program's path to the host's path, which is outside of Root
 	KeepFDs   int               // descriptors below this number are passed to QEMU
 	Argv      []string
 }
@@ -225,7 +226,7 @@ func bind(from, to string, dir, code bool) error {
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(-1, to, unix.AT_RECURSIVE, &attr))
 }
 
-// bindWritable makes a bind mount of a directory of the host, in which the program can write files but not execute them.
+// bindWritable makes a bind mount of a directory of the host. The program can write files there, but not execute them.
 func bindWritable(from, to string) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err

@@ -17,9 +17,10 @@ import (
 // ErrMigrating means that the guest must not run because of a migration. ResumeMigrated ends this state.
 var ErrMigrating = errors.New("the guest is stopped by a migration")
 
-// migratingName is the name of a file in the VM's home that exists while the guest must not run because of a migration:
-// at the source from the time at which its memory is sent, at the target from the launch of QEMU. Without the file, a
-// later agent could not know that the guest was not stopped for a snapshot, and would resume it.
+// migratingName is the name of a file in the VM's home. The file exists while QEMU must not run the guest because of a
+// migration. At the source, SendState creates it. At the target, LaunchIncoming creates it. ResumeMigrated removes it.
+// Without the file, a later agent could not distinguish such a guest from one that was stopped for a snapshot, and
+// would resume it.
 const migratingName = "migrating"
 
 func (h *Home) setMigrating() error {
@@ -37,8 +38,8 @@ func (h *Home) migrating() (bool, error) {
 	return err == nil, err
 }
 
-// ResumeMigrated starts the CPUs of a guest that a migration has stopped: at the target after the switchover, or at the
-// source after the migration was cancelled. The caller must have recorded the decision.
+// ResumeMigrated starts the CPUs of a guest that a migration has stopped. The caller must first have recorded the
+// decision that permits it: at the target, that the guest runs there; at the source, that the migration is cancelled.
 func (p *Process) ResumeMigrated(ctx context.Context) error {
 	if err := os.Remove(p.home.path(migratingName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("resume guest after a migration: %w", err)
@@ -46,7 +47,7 @@ func (p *Process) ResumeMigrated(ctx context.Context) error {
 	return p.Resume(ctx)
 }
 
-// machineVersion is the version of the format of Machine.
+// machineVersion is the version of the format that Machine returns.
 const machineVersion = 1
 
 // machine is the format of the result of Process.Machine.
@@ -55,8 +56,8 @@ type machine struct {
 	Spec    Spec `json:"spec"`
 }
 
-// Machine describes the running QEMU for ParseMachine: the Spec with the slots of all devices, and the root ports that
-// QEMU was started with.
+// Machine returns a description of the running QEMU for ParseMachine. It contains the Spec with the slots of all
+// devices, and the number of root ports with which QEMU was started.
 func (p *Process) Machine() ([]byte, error) {
 	r := p.Record()
 	s := r.Spec
@@ -79,8 +80,8 @@ func (p *Process) Machine() ([]byte, error) {
 	return json.Marshal(machine{machineVersion, s})
 }
 
-// ParseMachine returns the Spec with which the target of a migration must start its QEMU. The parameter text is the
-// result of Machine at the source. The error wraps [ErrInvalid].
+// ParseMachine returns the Spec with which the target of a migration must start QEMU. The parameter text is the result
+// of Machine at the source. The error wraps [ErrInvalid].
 func ParseMachine(text []byte) (Spec, error) {
 	var m machine
 	if err := json.Unmarshal(text, &m); err != nil {
@@ -97,18 +98,19 @@ type Migration struct {
 	// Status is MigrationStatus of QEMU's qapi/migration.json. It is "" before memory is sent or received.
 	Status string
 	Error  string
-	// TotalBytes and SentBytes are the bytes of disks and memory, at the source.
+	// TotalBytes is the size of the disks and the memory that the source sends. SentBytes is how much of it has been
+	// sent.
 	TotalBytes, SentBytes uint64
 	DowntimeMS            uint64
 	Mirrors               []Mirror
 }
 
-// Mirror is the copy of a disk to the target, at the source.
+// Mirror is a job of the source that copies a disk to the target.
 type Mirror struct {
 	node         string // the top node of the disk
 	Ready, Ended bool
 	Error        string
-	// Size and Done are in bytes.
+	// Size is the number of bytes to copy, and Done the number of bytes that were copied.
 	Size, Done uint64
 }
 
@@ -173,9 +175,9 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 	return m, nil
 }
 
-// migrationCapabilities are set on both sides. With return-path, the source counts a migration as complete only after
-// the target has confirmed it. With pause-before-switchover, the source waits for migrate-continue before it gives up
-// the disks and sends the last part of the state.
+// migrationCapabilities are set on both sides. With return-path, the source reports a migration as completed only after
+// the target has confirmed that it has the state. With pause-before-switchover, the source waits for the command
+// migrate-continue before it closes the disks and sends the last part of the state.
 var migrationCapabilities = []string{"return-path", "pause-before-switchover", "events"}
 
 func setCapabilities(ctx context.Context, conn *qmp.Conn) error {
@@ -186,7 +188,7 @@ func setCapabilities(ctx context.Context, conn *qmp.Conn) error {
 	return conn.Do(ctx, "migrate-set-capabilities", object{"capabilities": all}, nil)
 }
 
-// refused returns nil if QEMU has refused a command, and err otherwise.
+// refused returns nil if err means that QEMU has refused a command. Otherwise it returns err.
 func refused(err error) error {
 	var refusal *qmp.Error
 	if errors.As(err, &refusal) {
@@ -195,14 +197,14 @@ func refused(err error) error {
 	return err
 }
 
-// Migrating reports whether the guest must not run because of a migration, and Resume returns ErrMigrating. It returns
-// true if that cannot be determined.
+// Migrating reports whether QEMU must not run the guest because of a migration. Resume then returns ErrMigrating.
+// Migrating also returns true if the state cannot be determined.
 func (p *Process) Migrating() bool {
 	migrating, err := p.home.migrating()
 	return migrating || err != nil
 }
 
-// PIDFD returns a new pidfd of the process, which becomes readable when the process ends. The caller must close it.
+// PIDFD returns a new pidfd of the process. The pidfd becomes readable when the process ends. The caller must close it.
 func (p *Process) PIDFD() (*os.File, error) {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// migration is a guest in the QEMU of the lab source that is moved to the QEMU of another lab.
+// migration is a migration of a guest from the QEMU of the lab source to the QEMU of another lab.
 type migration struct {
 	source, target *lab
 	from, to       *Process
@@ -105,7 +105,7 @@ func (m *migration) status(p *Process, status string) {
 	}, "status %s", status)
 }
 
-// paused sends the state until the source waits before the switchover.
+// paused makes the source send the state, and waits until it has the status pre-switchover.
 func (m *migration) paused() {
 	m.source.Helper()
 	m.mirrored()
@@ -115,7 +115,7 @@ func (m *migration) paused() {
 	require.NoError(m.source, m.from.EndMirrors(m.source.ctx))
 }
 
-// sector returns the second sector of the disk root in a file, which the guest writes.
+// sector returns the second sector of the disk root from a file. The guest writes this sector.
 func sector(t *testing.T, f *os.File) string {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "raw")
@@ -127,7 +127,8 @@ func sector(t *testing.T, f *os.File) string {
 	return string(data[512:1024])
 }
 
-// readopt replaces the agent of a process. It returns when the new agent has ended the copies of an earlier one.
+// readopt closes a process and adopts it again, as a restarted agent does. It returns after the new Process has ended
+// earlier copies.
 func (l *lab) readopt(p *Process) *Process {
 	l.Helper()
 	p.Close()
@@ -138,7 +139,7 @@ func (l *lab) readopt(p *Process) *Process {
 	return next
 }
 
-// writes checks that the guest runs and can write its disk: it does so when it reads w, and prints W.
+// writes checks that the guest runs and can write its disk: after it has read w, it writes its disk and prints W.
 func (l *lab) writes() {
 	l.Helper()
 	before := l.printed("W")
@@ -156,8 +157,8 @@ func (l *lab) printed(text string) int {
 	return strings.Count(string(tail), text)
 }
 
-// TestMigrate moves a guest with two disks. The guest continues at the target with its disks, and only after
-// ResumeMigrated: neither the end of the transfer, nor Resume, nor a new agent starts it.
+// TestMigrate moves a guest with two disks. The guest continues at the target with its disks, but only after
+// ResumeMigrated: the end of the transfer, Resume and a new agent do not start it.
 func TestMigrate(t *testing.T) {
 	m := newMigration(t)
 	m.source.writes()

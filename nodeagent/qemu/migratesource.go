@@ -14,19 +14,20 @@ import (
 )
 
 const (
-	// unlimitedRate is the value of max-bandwidth for no limit, in bytes per second. QEMU's default is 128 MiB/s.
+	// unlimitedRate is the max-bandwidth that is set if there is no limit, in bytes per second. QEMU's default would be
+	// 128 MiB/s.
 	unlimitedRate = 1 << 34
-	// mirrorEndTimeout is the maximum time until the copies of disks end after they were requested to.
+	// mirrorEndTimeout is the maximum time of EndMirrors, and of each of the two parts of CancelMigration.
 	mirrorEndTimeout = 15 * time.Second
-	// migrationPoll is the pause between two queries while a migration ends.
+	// migrationPoll is the pause between two queries of the state of a migration.
 	migrationPoll = 20 * time.Millisecond
 )
 
-// BeginMirrors makes QEMU copy all local disks to the target while the guest runs. QEMU copies what the guest writes, too,
-// before the write is acknowledged. The function dial opens the stream of a disk to the NBD server of the target. The
-// rate is in bytes per second; 0 means no limit.
+// BeginMirrors makes QEMU copy all disks to the target while the guest runs. A write of the guest is acknowledged only
+// after QEMU has also sent it to the target. The function dial opens a stream to the NBD server of the target for a
+// disk. The rate is in bytes per second; 0 means no limit.
 //
-// A base image is not copied: the target has it. After an error, the caller must call CancelMigration.
+// A base image is not copied, because the target has it. After an error, the caller must call CancelMigration.
 func (p *Process) BeginMirrors(ctx context.Context, rate uint64, dial func(ctx context.Context, disk string) (*os.File, error)) error {
 	for _, d := range p.Record().Spec.Disks {
 		stream, err := dial(ctx, d.ID)
@@ -62,13 +63,13 @@ func (d Disk) beginMirror(ctx context.Context, conn *qmp.Conn, rate uint64, stre
 		"on-source-error": "report", "on-target-error": "report"}, nil)
 }
 
-// SendState stops the guest and makes QEMU send its memory and devices through stream, a socket that is connected to the
-// target's QEMU. QEMU then waits in the status pre-switchover. The guest stays stopped, also after a failure and under a
-// later agent, until ResumeMigrated.
+// SendState stops the guest and makes QEMU send its memory and the state of its devices through stream. The stream is a
+// socket that is connected to the target's QEMU. When all but the last part is sent, QEMU waits in the status
+// pre-switchover. The guest stays stopped until ResumeMigrated, even if SendState fails or the agent is restarted.
 //
-// The guest is stopped first for two reasons. Under TCG, the memory of a running guest is not copied correctly. And a
-// QEMU whose guest was running when the state was complete runs the guest again by itself if the target does not confirm
-// the state, although the target may have it.
+// The guest is stopped first for two reasons. Under TCG, QEMU does not copy the memory of a running guest correctly.
+// And if the guest runs until the state is complete, QEMU resumes it by itself when the target does not confirm the
+// state, although the target may have it.
 func (p *Process) SendState(ctx context.Context, rate uint64, stream *os.File) error {
 	if err := p.home.setMigrating(); err != nil {
 		return err
@@ -93,8 +94,8 @@ func (p *Process) SendState(ctx context.Context, rate uint64, stream *os.File) e
 	})
 }
 
-// EndMirrors ends the copies of the disks, which are complete then. QEMU must be in the status pre-switchover. It
-// returns an error if a copy is not complete.
+// EndMirrors completes the copies of the disks and ends their jobs. QEMU must be in the status pre-switchover.
+// EndMirrors returns an error if a copy cannot be completed.
 func (p *Process) EndMirrors(ctx context.Context) error {
 	if err := p.endMirrors(ctx, false); err != nil {
 		return fmt.Errorf("complete the copies of the disks: %w", err)
@@ -103,7 +104,7 @@ func (p *Process) EndMirrors(ctx context.Context) error {
 }
 
 // endMirrors ends the jobs that copy disks to the target, and removes the jobs and the target nodes. If force is true,
-// the copies need not be complete.
+// endMirrors does so even if copies are not complete.
 func (p *Process) endMirrors(ctx context.Context, force bool) error {
 	ctx, cancel := context.WithTimeout(ctx, mirrorEndTimeout)
 	defer cancel()
@@ -133,7 +134,7 @@ func (p *Process) endMirrors(ctx context.Context, force bool) error {
 	}
 }
 
-// endMirror makes the job of a copy end, or removes the job if it has ended.
+// endMirror requests the end of the job of a copy. If the job has ended, endMirror removes it.
 func (p *Process) endMirror(ctx context.Context, m Mirror, force bool) error {
 	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		if m.Ended {
@@ -141,10 +142,10 @@ func (p *Process) endMirror(ctx context.Context, m Mirror, force bool) error {
 		}
 		return conn.Do(ctx, "block-job-cancel", object{"device": mirrorPrefix + m.node, "force": force}, nil)
 	})
-	return refused(err) // The job is ending already, or has just ended.
+	return refused(err) // QEMU refuses the command if the job is ending or has just ended.
 }
 
-// removeMirrorNodes removes the nodes through which the disks were copied, which closes their streams.
+// removeMirrorNodes removes the target nodes of the copies. This closes their streams.
 func (p *Process) removeMirrorNodes(ctx context.Context) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		var nodes []struct {
@@ -169,17 +170,17 @@ func (p *Process) removeMirrorNodes(ctx context.Context) error {
 	})
 }
 
-// HandOver makes QEMU give up the disks and send the last part of the state. QEMU must be in the status pre-switchover.
-// The caller must have recorded that the guest may run at the target from now on.
+// HandOver makes QEMU close the disks and send the last part of the state. QEMU must be in the status pre-switchover.
+// The caller must first have recorded that the guest may run at the target from now on.
 func (p *Process) HandOver(ctx context.Context) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, "migrate-continue", object{"state": "pre-switchover"}, nil)
 	})
 }
 
-// CancelMigration ends what is left of a migration in the QEMU of a source, and returns when QEMU no longer sends
-// anything. The caller must have closed the streams first (tunnel.Stop): a stream whose peer does not answer would delay
-// the end of a copy. The guest stays stopped until ResumeMigrated.
+// CancelMigration ends the migration in the QEMU of a source and removes all parts of it. It returns after QEMU has
+// stopped sending. The caller must first close the streams (tunnel.Stop), because a copy whose peer does not answer
+// would delay CancelMigration. The guest stays stopped until ResumeMigrated.
 func (p *Process) CancelMigration(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, mirrorEndTimeout)
 	defer cancel()

@@ -8,9 +8,9 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// LaunchIncoming starts a QEMU that waits for the state of a guest, which runs in the QEMU of another host that s
-// describes (see ParseMachine). It does the same as Launch otherwise. The guest's CPUs do not run before ResumeMigrated,
-// whatever the state of the guest is.
+// LaunchIncoming starts a QEMU that waits for the state of a guest from another host. The parameter s describes the
+// QEMU of that host (see ParseMachine). Apart from this, LaunchIncoming does the same as Launch. The CPUs of the guest
+// do not run before ResumeMigrated, even if they ran at the source.
 func (l *Launcher) LaunchIncoming(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
 	p, err := l.launch(ctx, home, s, files, Record{Generation: generation, Owner: owner, Incoming: true})
 	if err != nil {
@@ -22,9 +22,10 @@ func (l *Launcher) LaunchIncoming(ctx context.Context, home *Home, s Spec, files
 // exportPrefix is the beginning of the ids of the exports of the disks at the target.
 const exportPrefix = "migrate-"
 
-// PrepareIncoming makes a QEMU of LaunchIncoming ready. The file disks is a listening socket, at which QEMU serves the
-// disks by NBD, each by its id. The file memory is a connected socket, from which QEMU reads memory and devices. QEMU
-// ends if memory ends before the state is complete. PrepareIncoming succeeds only once for a process.
+// PrepareIncoming makes a QEMU of LaunchIncoming ready to receive a guest. The file disks is a listening socket, at
+// which QEMU serves each disk by NBD under the ID of the disk. The file memory is a connected socket, from which QEMU
+// reads the memory and the state of the devices. QEMU ends if memory is closed before the state is complete.
+// PrepareIncoming can succeed only once for a process.
 func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
@@ -54,15 +55,15 @@ func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) e
 	})
 }
 
-// EndIncoming ends the NBD server of a target that has the complete state. It succeeds if there is none.
+// EndIncoming stops the NBD server of a target that has the complete state. It returns nil if there is no NBD server.
 func (p *Process) EndIncoming(ctx context.Context) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return refused(conn.Do(ctx, "nbd-server-stop", nil, nil))
 	})
 }
 
-// Announce makes QEMU send packets with the MAC address of each network interface, so that switches learn where the
-// guest is. QEMU repeats them for about a second.
+// Announce makes QEMU send packets with the MAC address of each network interface, so that switches learn the new place
+// of the guest. QEMU repeats the packets for about a second.
 func (p *Process) Announce(ctx context.Context) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, "announce-self", object{"initial": 50, "max": 550, "rounds": 5, "step": 100}, nil)

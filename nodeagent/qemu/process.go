@@ -38,7 +38,7 @@ type Process struct {
 	home     *Home
 	record   Record // mu guards record.Spec.NICs and record.Spec.Disks; the other fields do not change
 	pidfd    *os.File
-	tpm      *os.File // pidfd of the TPM's process; nil if the VM has no TPM, or the process has ended
+	tpm      *os.File // pidfd of the TPM's process; nil if the VM has no TPM, or if the process had ended before
 	dir      *os.File // the home's directory, for socketPath
 
 	work, inspect *qmp.Socket
@@ -191,8 +191,8 @@ func (p *Process) notify() {
 	}
 }
 
-// awaitEnd waits for the end of the process with that pidfd, without blocking a thread. It returns an error if the pidfd
-// is closed or its read deadline passes.
+// awaitEnd waits until the process of pidfd has ended, without blocking a thread. It returns an error if pidfd is
+// closed or its read deadline passes.
 func awaitEnd(pidfd *os.File) error {
 	raw, err := pidfd.SyscallConn()
 	if err != nil {

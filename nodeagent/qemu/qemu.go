@@ -74,15 +74,18 @@
 //   - The LUKS header of an encrypted disk is made by a QEMU without a machine ([Launcher.Format]), and not by the VM's
 //     QEMU: making the header takes about 2 seconds, during which QEMU's main loop does not run. The result is a file
 //     in memory, which the caller copies.
-//   - A migration's streams are sockets that are passed to QEMU over its monitor socket, because QEMU has no network. The
-//     target's QEMU gets the same arguments as the source's, from the result of [Process.Machine], and -incoming defer.
-//   - While a file in the VM's home exists, the guest is stopped by a migration, and nothing but ResumeMigrated starts
-//     its CPUs. Otherwise a later agent would take it for a guest that was stopped for a snapshot, and resume it.
+//   - The streams of a migration are sockets that are passed to QEMU over its monitor socket, because QEMU has no
+//     network. The target's QEMU is started with the arguments of the source's QEMU, which [Process.Machine] describes,
+//     and with -incoming defer.
+//   - While the file `migrating` exists in the VM's home, the guest is stopped by a migration, and only ResumeMigrated
+//     starts its CPUs. Without the file, a later agent would resume the guest like one that was stopped for a snapshot.
 //   - 256 and more vCPUs need interrupt remapping, which TCG lacks, so they need KVM.
-//   - The files of a UEFI firmware are passed as descriptors: the code of the host, and the NVRAM of the VM.
-//   - The TPM is a process of its own (swtpm) in the VM's control group, confined like QEMU, with another uid and without
-//     network. It is started before QEMU, and ends with QEMU. If it ends before, QEMU and the guest continue without a
-//     TPM, because the guest may need none any more; the VM's next start has the TPM again with its state.
+//   - The files of a UEFI firmware are passed to QEMU as descriptors: the code, which is a file of the host, and the
+//     NVRAM of the VM.
+//   - The TPM is emulated by a process of swtpm in the VM's control group. The process is confined like QEMU, but has
+//     another uid and no network. It is started before QEMU and ends with QEMU. If it ends earlier, QEMU and the guest
+//     continue without a TPM, because the guest may not need it any more. The next start of the VM has the TPM again,
+//     with its state.
 //   - A CD-ROM drive is a SCSI device, or a SATA device for guests without drivers for virtio.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu
@@ -123,14 +126,14 @@ type Spec struct {
 	NICs         []NIC  `json:"nics,omitempty"`        // at most MaxNICs
 	Seed         bool   `json:"seed,omitempty"`        // the VM has a seed, a small read-only disk that configures its guest
 	UEFI         bool   `json:"uefi,omitempty"`        // the firmware is UEFI instead of BIOS
-	SecureBoot   bool   `json:"secure_boot,omitempty"` // only with UEFI, and without Kernel
+	SecureBoot   bool   `json:"secure_boot,omitempty"` // needs UEFI; not together with Kernel
 	TPM          bool   `json:"tpm,omitempty"`         // the VM has a TPM 2.0
 	CDROM        Bus    `json:"cdrom,omitempty"`       // SCSI or SATA: the VM has a CD-ROM drive on this bus
 	Windows      bool   `json:"windows,omitempty"`     // the guest is Windows: see Spec.cpu and Spec.rtc
 	LocalTime    bool   `json:"local_time,omitempty"`  // the guest's clock has the host's local time instead of UTC
 	// DiskPorts and NICPorts are the numbers of PCIe root ports for disks and for network interfaces. 0 means that the
-	// disks and interfaces decide. Process.Machine sets them, because the target of a migration needs the ports that the
-	// source was started with.
+	// numbers follow from Disks and NICs. Process.Machine sets both fields, because the target of a migration needs the
+	// same ports as the source.
 	DiskPorts int `json:"disk_ports,omitempty"`
 	NICPorts  int `json:"nic_ports,omitempty"`
 }

@@ -22,11 +22,11 @@ const (
 	tpmMemory = 32 << 20
 	// tpmTasks is the maximum number of threads of swtpm.
 	tpmTasks = 4
-	// tpmFileBytes is swtpm's file size limit. Its state has a few KiB.
+	// tpmFileBytes is swtpm's file size limit in bytes. The state of a TPM has a few KiB.
 	tpmFileBytes = 1 << 20
 	// tpmStatePath is the directory of the TPM's state in swtpm's own mount namespace.
 	tpmStatePath = "/state"
-	// fdTPM is the number of the descriptor with which swtpm is connected to QEMU.
+	// fdTPM is the number of swtpm's descriptor of the socket to QEMU.
 	fdTPM = 3
 )
 
@@ -62,8 +62,8 @@ func (h *Home) tpmUID() (int, error) {
 	return uid, nil
 }
 
-// claimTPM creates the directory of the VM's TPM if needed, and returns the uid of swtpm. It differs from the uid of
-// QEMU, so that an attacker who controls QEMU can use the TPM but cannot read its state.
+// claimTPM creates the directory of the VM's TPM if needed, and returns the uid of swtpm. This uid differs from that of
+// QEMU. An attacker who controls QEMU can therefore use the TPM, but cannot read its state.
 func (h *Home) claimTPM() (uid int, err error) {
 	h.homes.mu.Lock()
 	defer h.homes.mu.Unlock()
@@ -92,8 +92,8 @@ func (h *Home) claimTPM() (uid int, err error) {
 	return uid, os.Chown(h.tpmDir("state"), uid, uid)
 }
 
-// startTPM starts swtpm, writes its pid to the record r, and returns QEMU's end of the connection to it. The process
-// ends with that connection or with the VM's control group. The caller closes the file.
+// startTPM starts swtpm, writes its pid to the record r, and returns QEMU's end of the socket to swtpm. swtpm ends when
+// this socket is closed, or when the processes of the VM's control group are killed. The caller must close the file.
 func (l *Launcher) startTPM(ctx context.Context, home *Home, r *Record) (*os.File, error) {
 	uid, err := home.claimTPM()
 	if err != nil {
@@ -127,7 +127,7 @@ func (l *Launcher) startTPM(ctx context.Context, home *Home, r *Record) (*os.Fil
 	return qemuEnd, nil
 }
 
-// tpm adds the TPM, whose process is connected to the descriptor fd.
+// tpm adds the TPM. The parameter fd is the descriptor of the socket to swtpm.
 func (a *args) tpm(fd int) {
 	a.add("-chardev", fmt.Sprintf("socket,id=tpm,fd=%d", fd))
 	a.add("-tpmdev", "emulator,id=tpm-backend,chardev=tpm")
@@ -169,5 +169,5 @@ func (p *Process) watchTPM() {
 }
 
 // TPMLost reports whether the process of the VM's TPM has ended while QEMU runs. The guest then has no usable TPM until
-// the VM is started again. The state of the TPM is on disk.
+// the VM is stopped and started. The state of the TPM is kept.
 func (p *Process) TPMLost() bool { return p.tpmLost.Load() && !p.gone.Load() }

@@ -91,8 +91,8 @@ func TestTPMConfinement(t *testing.T) {
 	require.NoError(t, l.home.Remove())
 }
 
-// TestTPMEnds kills swtpm while QEMU runs. The Process reports it, and so does a Process that adopts QEMU afterwards. The
-// VM can be started again, with the same state of the TPM.
+// TestTPMEnds kills swtpm while QEMU runs. TPMLost must return true, also for a Process that adopts QEMU afterwards.
+// The next start of the VM must have a TPM with the same state.
 func TestTPMEnds(t *testing.T) {
 	l, s := tpmLab(t)
 	p := l.launch(s, Files{})

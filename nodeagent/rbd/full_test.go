@@ -10,8 +10,8 @@ import (
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
-// testFullCluster makes the cluster full, by a lower limit. Calls that need space must fail with the reason. Records can
-// be changed, and snapshots and images be deleted, so that the cluster gets space again.
+// testFullCluster lowers the limit at which the cluster counts as full. Calls that need space must then fail with the
+// reason. Changes of records and deletions of snapshots and images must succeed, so that space can be freed.
 func testFullCluster(l *lab) {
 	ctx := l.Context()
 	_, err := l.client.CreateImage(ctx, &rbdv1.CreateImageRequest{Name: name("kept"), Size: 8 * mib})

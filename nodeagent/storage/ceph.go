@@ -69,8 +69,8 @@ func (c *ceph) pool(at *agentv1.RbdPool) (*volume.RBDPool, error) {
 	}), nil
 }
 
-// sweep deletes the unused base images, and what is left of deleted volumes, from all Ceph pools in which volumes are
-// stored.
+// sweep deletes unused base images and the remains of deleted volumes from all Ceph pools in which the given volumes
+// are stored.
 func (c *ceph) sweep(ctx context.Context, volumes []*agentv1.AssignedVolume) {
 	swept := map[string]bool{}
 	for _, v := range volumes {

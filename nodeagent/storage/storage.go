@@ -142,9 +142,10 @@ const (
 	// open pools that could not be opened.
 	checkEvery = time.Minute
 	openWithin = 10 * time.Second
-	// sweepEvery is the interval at which Run deletes the base images in Ceph pools that no volume has needed for the
-	// duration keepBases, and what is left of deleted volumes. The deletion of a volume is remembered for the duration
-	// keepDeletions. sweepWithin is the maximum time of each of the two for one Ceph pool.
+	// sweepEvery is the interval at which Run deletes data that is not needed any more: base images in Ceph pools that
+	// no volume has needed for the duration keepBases, the remains of deleted volumes, and the records of deletions
+	// that are older than keepDeletions. sweepWithin is the maximum time for the base images of one Ceph pool, and
+	// again for its deletions.
 	sweepEvery    = time.Hour
 	keepBases     = 24 * time.Hour
 	keepDeletions = 30 * 24 * time.Hour
@@ -299,7 +300,8 @@ func (s *Storage) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// sweep deletes what volumes of Ceph pools and of shared pools do not need any more.
+// sweep deletes data of Ceph pools and of shared pools that is not needed any more. After an error, it logs a warning
+// and continues.
 func (s *Storage) sweep(ctx context.Context) {
 	s.ceph.sweep(ctx, s.assigned())
 	for _, p := range s.Pools() {

@@ -21,14 +21,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Descriptors that the process inherits.
+// Descriptors that the tunnel process inherits.
 const (
 	fdQEMU   = 3 // pidfd of the VM's QEMU
-	fdMemory = 4 // only of a target: the socket of the stream Memory
+	fdMemory = 4 // socket of the stream Memory; only for a target
 )
 
-// Main runs a tunnel process and returns its exit code. It reads its Config from standard input, and writes its State or
-// an error text to standard output when it listens.
+// Main runs a tunnel process and returns its exit code. It reads a Config from standard input. When the process
+// listens, Main writes its State to standard output. If the process fails, Main writes the text of the error instead.
 func Main() int {
 	ctx, cancel := context.WithTimeout(context.Background(), maxLife)
 	defer cancel()
@@ -45,8 +45,8 @@ type process struct {
 	tls *tls.Config
 
 	mu   sync.Mutex
-	open map[string]bool // streams that were opened; none is opened twice
-	// memory is the target's socket of the stream Memory, until that is opened.
+	open map[string]bool // streams that were opened
+	// memory is the target's socket for the stream Memory.
 	memory net.Conn
 }
 
@@ -69,7 +69,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The lock lasts as long as this process.
+	// The file stays locked until this process ends.
 	lock, err := os.OpenFile(filepath.Join(p.Dir, stateFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// waitQEMU returns when the process of the descriptor fdQEMU has ended.
+// waitQEMU returns when the process of fdQEMU has ended, or when ctx ends.
 func waitQEMU(ctx context.Context) {
 	for ctx.Err() == nil {
 		n, err := unix.Poll([]unix.PollFd{{Fd: fdQEMU, Events: unix.POLLIN}}, int(time.Second.Milliseconds()))
@@ -123,7 +123,7 @@ func (p *process) tlsConfig() (*tls.Config, error) {
 	return mtls.Hosts(func() (*tls.Certificate, error) { return own, nil }, authority, mtls.OnlyNode(p.Peer)), nil
 }
 
-// listen opens the listener of the role. It sets the address in the state of a target.
+// listen opens the listener of a source or a target. For a target, it sets s.Address.
 func (p *process) listen(s *State) (net.Listener, error) {
 	if p.Role == Source {
 		return listenUnix(p.Dir, sourceSocket)
@@ -148,14 +148,14 @@ func (p *process) listen(s *State) (net.Listener, error) {
 // maxHandshakes is the maximum number of connections whose stream is not open yet.
 const maxHandshakes = 32
 
-// serve serves each connection of the listener until the listener is closed.
+// serve accepts connections and copies the data of their streams until the listener is closed.
 func (p *process) serve(ctx context.Context, l net.Listener) {
 	handshakes := make(chan struct{}, maxHandshakes)
 	for {
 		conn, err := l.Accept()
 		if err != nil {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return // The end of the process closes the streams.
+				return // The open streams are closed when the process ends.
 			}
 			time.Sleep(50 * time.Millisecond)
 			continue
@@ -188,7 +188,7 @@ func (p *process) openStream(ctx context.Context, conn net.Conn) (one, other dup
 	return one, other, err
 }
 
-// openAtSource connects to the target for a request of the agent.
+// openAtSource reads the name of a stream from a connection of the agent, and opens the stream to the target.
 func (p *process) openAtSource(ctx context.Context, conn *net.UnixConn) (one, other duplex, err error) {
 	stream, err := readLine(conn)
 	if err != nil {
@@ -231,7 +231,7 @@ func (p *process) dialTarget(ctx context.Context, stream string) (*tls.Conn, err
 	return conn, nil
 }
 
-// request returns the request for a stream, without the line's end.
+// request returns the text with which the source requests a stream, without the newline.
 func (p *process) request(stream string) string {
 	return fmt.Sprintf("trivet-migration/1 %s %d %s", p.VM, p.Attempt, stream)
 }
@@ -258,7 +258,8 @@ func (p *process) openAtTarget(ctx context.Context, raw net.Conn) (one, other du
 	return conn, local, nil
 }
 
-// connectQEMU connects to QEMU for a stream that the source requests by line. Each stream is connected once.
+// connectQEMU connects to QEMU for the stream that the source has requested with line. It returns an error if the
+// stream was requested before.
 func (p *process) connectQEMU(ctx context.Context, line string) (duplex, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

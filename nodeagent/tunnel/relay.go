@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// duplex is a connection of which each direction can be closed alone.
+// duplex is a connection whose two directions can be closed separately.
 type duplex interface {
 	net.Conn
 	CloseWrite() error
@@ -19,14 +19,14 @@ type duplex interface {
 // relayBuffer is the size of the buffer of one direction, in bytes.
 const relayBuffer = 256 << 10
 
-// relay copies data in both directions until both have ended, and closes the connections. The end of one direction is
-// passed on. An error ends both.
+// relay copies data in both directions until both directions have ended, and then closes both connections. The end of
+// one direction closes only this direction. An error in one direction ends both.
 func relay(a, b duplex) {
 	defer a.Close()
 	defer b.Close()
 	var both sync.WaitGroup
 	direction := func(to, from duplex) {
-		// The methods WriteTo and ReadFrom are hidden, so that the buffer is used.
+		// The structs hide the methods WriteTo and ReadFrom, so that io.CopyBuffer uses the buffer.
 		_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, relayBuffer))
 		if err == nil {
 			err = to.CloseWrite()
@@ -40,11 +40,12 @@ func relay(a, b duplex) {
 	both.Wait()
 }
 
-// userTimeout is how long sent data may stay unacknowledged before the connection to the other host ends.
+// userTimeout is the maximum time for which sent data may stay unacknowledged. The kernel then closes the connection to
+// the other host.
 const userTimeout = 30 * time.Second
 
-// setUserTimeout makes the kernel end a TCP connection whose peer does not answer for userTimeout. An error is ignored:
-// the agent has a deadline for the progress of a migration, too.
+// setUserTimeout makes the kernel close a TCP connection whose peer does not answer for userTimeout. Errors are
+// ignored, because the agent also cancels a migration without progress.
 func setUserTimeout(conn net.Conn) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {

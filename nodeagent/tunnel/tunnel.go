@@ -1,25 +1,25 @@
-// Package tunnel carries the streams of a live migration between two hosts: the guest's memory and devices, and the
-// content of its local disks. Each host of a migration runs one tunnel process. The two processes authenticate each
-// other with the hosts' certificates and encrypt the streams with TLS 1.3, so QEMU, which is confined, needs no keys and
-// no network.
+// Package tunnel carries the streams of a live migration between two hosts. The streams contain the guest's memory, the
+// state of its devices, and the content of its local disks. Each host of a migration runs one tunnel process. The two
+// processes authenticate each other with the hosts' certificates, and encrypt the streams with TLS 1.3. QEMU, which is
+// confined, therefore needs no keys and no network.
 //
-// The process is the agent's own program, started by [Start] with a hidden command that calls [Main]. It outlives the
-// agent: a restart of the agent does not interrupt a migration. It ends when the VM's QEMU ends, when the agent calls
-// [Stop], or after [maxLife].
+// The process runs the agent's own program. [Start] starts it with a hidden command that calls [Main]. The process
+// survives the agent, so a restart of the agent does not interrupt a migration. It ends when the VM's QEMU ends, when
+// the agent calls [Stop], or after [maxLife].
 //
-//   - The process of the target listens at a port of the host. It accepts only the peer and the attempt of its
-//     [Config]. A stream of memory is connected to a socket that the process has inherited, whose other end QEMU has. A
-//     stream of a disk is connected to QEMU's NBD server. Each stream is accepted once.
-//   - The process of the source listens at a unix socket in its directory. [Dial] connects to it and names a stream. The
-//     process then connects to the target. The caller passes the connection to QEMU.
+//   - The process of the target listens at a TCP port of the host. It accepts only the peer and the attempt of its
+//     [Config]. It connects a stream of memory to a socket that it has inherited and whose other end QEMU has. It
+//     connects a stream of a disk to QEMU's NBD server. It accepts each stream only once.
+//   - The process of the source listens at a unix socket in its directory. [Dial] connects to this socket and names a
+//     stream. The process then connects to the target. The caller of Dial passes the connection to QEMU.
 //
 // # Decisions
 //
-//   - The private key is sent to the process over a pipe and is not stored in another file. A process keeps the
-//     certificate with which it was started, because streams are opened within seconds.
-//   - The file tunnel.json in the directory is locked by the process while it runs. It has the pid and the address, so
-//     that a later agent finds the process, and never takes another process for it.
-//   - A connection whose peer does not acknowledge data for [userTimeout] is closed. QEMU has no such limit.
+//   - The private key is sent to the process over a pipe, so that it is not stored in a second file. A process keeps
+//     the certificate with which it was started, because a certificate is needed only while streams are opened.
+//   - The process locks the file tunnel.json in its directory while it runs. The file contains the pid and the address.
+//     A later agent therefore finds the process, and does not mistake another process for it.
+//   - A connection whose peer does not acknowledge data for [userTimeout] is closed. QEMU has no such timeout.
 package tunnel
 
 import (
@@ -57,7 +57,7 @@ const (
 const (
 	stateFile    = "tunnel.json"
 	sourceSocket = "tunnel.sock"
-	// DiskSocket is the name of the socket in the directory at which QEMU's NBD server of the target listens.
+	// DiskSocket is the name of the socket at which the NBD server of the target's QEMU listens.
 	DiskSocket = "disks.sock"
 )
 
@@ -72,7 +72,8 @@ const (
 // Memory is the stream of the guest's memory and devices. All other streams are ids of disks.
 const Memory = "memory"
 
-// Identity is a host's certificate with its key, and the authority of its cluster, in DER. Key is in PKCS #8.
+// Identity contains the certificate of a host, its private key in PKCS #8, and the authority of its cluster. All are in
+// DER.
 type Identity struct {
 	Certificate, Key, Authority []byte
 }
@@ -87,27 +88,28 @@ type Config struct {
 	Identity Identity
 	// Dir is the directory of the tunnel's files. Start creates it.
 	Dir string
-	// Address is the IP address at which the target listens, and FirstPort and LastPort are the ports that it tries.
-	// For the source, Address is host:port of the target.
+	// For the target, Address is the IP address at which it listens, and FirstPort and LastPort are the first and the
+	// last port that it tries. For the source, Address is host:port of the target.
 	Address             string
 	FirstPort, LastPort uint16
 	// Disks are the ids of the disks for which the target accepts a stream.
 	Disks []string
 }
 
-// State is what a running tunnel process has written to its file.
+// State is the content of the file that a running tunnel process has written.
 type State struct {
 	Role    Role   `json:"role"`
 	VM      string `json:"vm"`
 	Attempt uint64 `json:"attempt"`
 	PID     int    `json:"pid"`
-	// Address is host:port at which the process of a target listens.
+	// Address is host:port at which the process of a target listens. It is empty for a source.
 	Address string `json:"address,omitempty"`
 }
 
 // Start starts a tunnel process by command, which must call Main, and returns when the process listens. It first ends
-// the process that the directory has already. The file memory is the target's end of the socket for the stream Memory,
-// and is nil for a source. The process ends when the process of pidfd ends. The caller may close both files.
+// the process that already runs for the directory. The file memory is the socket for the stream Memory whose other end
+// QEMU has, and is nil for a source. The tunnel process ends when the process of pidfd ends. After Start has returned,
+// the caller may close both files. Start waits at most startTimeout, and stopTimeout for an earlier process.
 func Start(ctx context.Context, command []string, c Config, memory, pidfd *os.File) (State, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return State{}, fmt.Errorf("start tunnel: %w", err)
@@ -168,7 +170,7 @@ func start(ctx context.Context, command []string, c Config, memory, pidfd *os.Fi
 	return s, nil
 }
 
-// Find returns the state of the tunnel process of a directory. It returns false if no process runs.
+// Find returns the state of the tunnel process of a directory. It returns false if no such process runs.
 func Find(dir string) (State, bool, error) {
 	s, running, err := find(dir)
 	if err != nil {
@@ -187,7 +189,7 @@ func find(dir string) (State, bool, error) {
 	}
 	defer f.Close()
 	err = filelock.Lock(f, 0)
-	if err == nil { // No process has the file locked.
+	if err == nil { // No process has locked the file.
 		return State{}, false, nil
 	}
 	if !errors.Is(err, unix.EWOULDBLOCK) {
@@ -201,8 +203,8 @@ func find(dir string) (State, bool, error) {
 	return s, err == nil, err
 }
 
-// Stop ends the tunnel process of a directory, which closes all streams, and removes its files. It returns nil if there
-// is none.
+// Stop kills the tunnel process of a directory, which closes all its streams, and removes its files. It returns nil if
+// no process runs. It waits at most stopTimeout.
 func Stop(dir string) error {
 	end := time.Now().Add(stopTimeout)
 	for {
@@ -229,8 +231,8 @@ func Stop(dir string) error {
 	return nil
 }
 
-// kill kills the process of the state s, if it still has the file locked: only then its pid is not that of another
-// process.
+// kill kills the process of the state s. It does so only if the file is still locked by this process, because otherwise
+// the pid may belong to another process now.
 func kill(dir string, s State) error {
 	pidfd, err := unix.PidfdOpen(s.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -250,8 +252,8 @@ func kill(dir string, s State) error {
 	return os.NewSyscallError("pidfd_send_signal", err)
 }
 
-// Dial opens a stream through the tunnel process of a source, and returns a socket that is connected to the target's
-// QEMU. The caller must close it.
+// Dial opens a stream through the tunnel process of a source. It returns a socket that is connected to the target's
+// QEMU. The caller must close the socket. Dial waits at most openTimeout.
 func Dial(ctx context.Context, dir, stream string) (*os.File, error) {
 	f, err := dial(ctx, dir, stream)
 	if err != nil {
@@ -282,8 +284,8 @@ func dial(ctx context.Context, dir, stream string) (*os.File, error) {
 	return conn.File()
 }
 
-// dialUnix connects to the socket with that name in dir. It uses a path in /proc/self/fd, because the path of dir can be
-// too long for a socket address.
+// dialUnix connects to the socket of the given name in dir. It uses a path in /proc/self/fd, because the path of dir
+// can be too long for a socket address.
 func dialUnix(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -298,8 +300,8 @@ func dialUnix(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// Listen returns a listening unix socket with that name in dir, for example DiskSocket for QEMU's NBD server. It
-// replaces an older socket.
+// Listen returns a listening unix socket of the given name in dir, for example DiskSocket for QEMU's NBD server. It
+// replaces an existing socket.
 func Listen(dir, name string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", name, err)
@@ -339,13 +341,13 @@ func SocketPair() (one, other *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "memory"), os.NewFile(uintptr(fds[1]), "memory"), nil
 }
 
-// accepted is the answer to a request for a stream that is open now. Any other answer is an error text.
+// accepted is the answer to a request after the stream was opened. Any other answer is an error text.
 const accepted = "ok"
 
 // maxLine is the maximum length of a request for a stream, and of an answer.
 const maxLine = 512
 
-// readLine reads one line byte by byte, so that it reads nothing behind the line.
+// readLine reads one line. It reads byte by byte, because the data of the stream follows the line.
 func readLine(r io.Reader) (string, error) {
 	line := make([]byte, 0, 64)
 	b := make([]byte, 1)

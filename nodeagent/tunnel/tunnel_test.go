@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hosts are the tunnels of two hosts. The processes end with qemu, which stands for the QEMU of both.
+// hosts contains the tunnels of two hosts. The process qemu takes the place of QEMU on both hosts.
 type hosts struct {
 	*testing.T
 	authority      *mtls.Authority
@@ -188,7 +188,7 @@ func TestAuthentication(t *testing.T) {
 	}
 }
 
-// TestEnds checks that a tunnel process ends with QEMU and by Stop, and that the streams end with it.
+// TestEnds checks that a tunnel process ends when QEMU ends and by Stop, and that its streams are then closed.
 func TestEnds(t *testing.T) {
 	h := newHosts(t)
 	h.start()

@@ -218,8 +218,8 @@ func (l *Link) Cluster() string {
 	return ""
 }
 
-// Certificate returns the host's certificate, its private key (PKCS #8) and the authority of the cluster, in DER. It
-// returns an error if the host has not joined a cluster.
+// Certificate returns the host's certificate, its private key in PKCS #8, and the authority of the cluster. All are in
+// DER. Certificate returns an error if the host has not joined a cluster.
 func (l *Link) Certificate() (certificate, key, authority []byte, err error) {
 	c := l.identity.credential()
 	if c == nil {

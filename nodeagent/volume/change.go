@@ -286,8 +286,9 @@ func (p *Pool) grow(name string, size uint64) error {
 	return f.Sync()
 }
 
-// Delete removes a volume, its content and its snapshots. A missing volume is no error. No host of a shared pool makes
-// the volume again. The error wraps [ErrInUse] if a process has the volume open.
+// Delete removes a volume, its content and its snapshots. It returns nil if the volume does not exist. In a shared
+// pool, Delete also records the deletion, so that no host makes the volume again. The error wraps [ErrInUse] if a
+// process has the volume open.
 func (p *Pool) Delete(ctx context.Context, id string) error {
 	if err := p.delete(ctx, id); err != nil {
 		return fmt.Errorf("delete volume %s: %w", id, err)

@@ -14,18 +14,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A shared pool has an empty file <volume id>.deleted for each deleted volume. A host that was cut off before the volume
-// had been made may still have to make it according to its desired state. Such a host finds no record of the volume. The
-// file says that the volume must not be made again.
+// A shared pool has an empty file <volume id>.deleted for each deleted volume. Such a file prevents that another host
+// makes the volume again: a host that lost its connection before the volume was made may still have a desired state
+// that contains the volume, and finds no record of it.
 
 // errDeleted means that the volume was deleted. It wraps ErrRefused.
 var errDeleted = fmt.Errorf("%w: the volume was deleted", ErrRefused)
 
-// deletedSuffix is the end of the name of a file that records a deletion.
+// deletedSuffix is the suffix of the name of a file that records a deletion.
 const deletedSuffix = ".deleted"
 
-// recordDeletion records that a volume of a shared pool was deleted. If the file system is full, nothing is recorded.
-// The caller must have locked the pool.
+// recordDeletion records that a volume of a shared pool was deleted. If the file system is full, recordDeletion records
+// nothing and returns nil, so that the volume can be deleted. The caller must have locked the pool.
 func (p *Pool) recordDeletion(id string) error {
 	if !p.o.Shared {
 		return nil
@@ -55,9 +55,9 @@ func (p *Pool) checkDeleted(id string) error {
 	return err
 }
 
-// ForgetDeletions forgets the volumes of a shared pool that were deleted before the duration keep, by the clock of this
-// host. A host whose desired state is older can make a deleted volume again. ForgetDeletions does nothing if the pool is
-// not shared.
+// ForgetDeletions removes the records of deletions that are older than the duration keep, by the clock of this host.
+// After that, a host with a desired state from before the deletion can make the volume again. ForgetDeletions does
+// nothing if the pool is not shared.
 func (p *Pool) ForgetDeletions(ctx context.Context, keep time.Duration) error {
 	if !p.o.Shared {
 		return nil

@@ -66,10 +66,11 @@
 //     [SnapshotCopy.Copy] makes a reflink copy, or a sparse copy where the file system has no reflinks, and locks the
 //     volume while it copies. If QEMU has the volume open, QEMU writes the snapshot's file. This file always has the
 //     format QCOW2, because QEMU 7.2 would allocate the holes of a raw file.
-//   - [RBDPool.Delete] adds the volume to a list of deleted volumes in the cluster, before it removes anything. A host
-//     that was cut off and still has the desired state of before reads the list after it has made the record of the
-//     volume, and then removes the record. Without the list, nobody would remove the RBD image that it makes, and a
-//     clone would keep the snapshot that it was made from. A shared pool has a file for each deleted volume instead.
+//   - [RBDPool.Delete] adds the volume to a list of deleted volumes in the cluster before it removes anything. A host
+//     that lost its connection may still have an old desired state that contains the volume. It reads the list after it
+//     has made the record of the volume, and then removes the record again. Without the list, the RBD image that such a
+//     host makes would never be removed. If the image is a clone, it would keep the snapshot from which it was made. A
+//     shared pool has a file for each deleted volume instead of a list.
 //   - The record of a snapshot is written before its file. If a record has the state Copying and there is no
 //     [SnapshotCopy], the copy was interrupted. The caller must then call [Pool.FailSnapshot], and must not repeat the
 //     copy, because the content of the volume has changed since.

@@ -14,8 +14,8 @@ import (
 
 // Create makes a volume, unless the pool has it already. It only checks the image of a registered volume (see adopt).
 // If the existing volume is larger than v, Create returns nil, because the volume may have grown. Several hosts may
-// call Create for the same volume. The error wraps [ErrRefused] if the volume cannot be made, and [ErrNoKey] if the
-// volume is encrypted and v has no key. It also wraps ErrRefused if the volume was deleted (see deletions).
+// call Create for the same volume. The error wraps [ErrRefused] if the volume cannot be made or was deleted (see
+// deletions), and [ErrNoKey] if the volume is encrypted and v has no key.
 func (p *RBDPool) Create(ctx context.Context, v Volume) error {
 	if err := p.change(ctx, func() error { return p.create(ctx, v) }); err != nil {
 		return fmt.Errorf("make volume %s: %w", v.ID, err)
@@ -200,11 +200,13 @@ func (p *RBDPool) flatten(ctx context.Context, id string) error {
 	})
 }
 
-// Delete removes a volume and its content. A missing volume is no error. Several hosts may call Delete for the same
-// volume. After Delete was called, no host can make the volume again. The error wraps [ErrInUse] if a client has the
-// volume's image open. The image of a registered volume is kept, and only its record is removed (see abandon).
+// Delete removes a volume and its content. It returns nil if the volume does not exist. Several hosts may call Delete
+// for the same volume. After Delete has recorded the deletion, no host can make the volume again. The error wraps
+// [ErrInUse] if a client has the volume's image open. The image of a registered volume is kept, and only its record is
+// removed (see abandon).
 func (p *RBDPool) Delete(ctx context.Context, id string) error {
-	// The deletion is recorded first, also if the volume has no record: another host may be about to make the volume.
+	// The deletion is recorded first, even if the volume has no record, because another host may be about to make the
+	// volume.
 	if err := p.recordDeletion(ctx, id); err != nil {
 		return fmt.Errorf("delete volume %s: %w", id, err)
 	}

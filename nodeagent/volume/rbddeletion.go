@@ -14,33 +14,34 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// deletions is the content of a record that lists deleted volumes of a Ceph pool. A host that was cut off before the
-// volume had been made may still have to make it according to its desired state. Such a host finds no record of the
-// volume. The list says that the volume must not be made again.
+// deletions is the content of a record that lists deleted volumes of a Ceph pool. The list prevents that another host
+// makes a deleted volume again: a host that lost its connection before the volume was made may still have a desired
+// state that contains the volume, and finds no record of it.
 //
-// A Ceph pool has 256 such records, each for the volumes whose IDs end with the same two hexadecimal digits, because a
-// record has at most maxRecord bytes.
+// A Ceph pool has 256 such records, because a record has at most maxRecord bytes. Each is for the volumes whose IDs end
+// with the same two hexadecimal digits.
 type deletions struct {
 	Version int `json:"version"`
-	// Volumes are the times of the deletions in seconds since 1970, by the clock of the host that deleted the volume.
-	// The keys are the IDs of the volumes.
+	// Volumes maps the IDs of the volumes to the times of their deletion, in seconds since 1970, by the clock of the
+	// host that deleted the volume.
 	Volumes map[string]int64 `json:"volumes"`
 }
 
 const (
 	deletionsVersion = 1
-	// maxDeletions is the maximum length of deletions.Volumes. With this length, the record has about 60 KiB.
+	// maxDeletions is the maximum number of volumes in a list. A record with this number has about 60 KiB.
 	maxDeletions = 1200
 	// deletionsPrefix is the prefix of the names of the records. No registered RBD image has such a name.
 	deletionsPrefix = "volume-deletions-"
 )
 
-// deletionsOf returns the name of the record that lists the volume with this ID if it was deleted.
+// deletionsOf returns the name of the record that contains the deletion of the volume with this ID.
 func (p *RBDPool) deletionsOf(id string) *rbdv1.ImageName {
 	return p.name(deletionsPrefix + id[len(id)-2:])
 }
 
-// readDeletions returns a list of deleted volumes and its stored form, which is nil if there is no such record.
+// readDeletions returns a list of deleted volumes, and the stored text of its record. The text is nil if there is no
+// such record.
 func (p *RBDPool) readDeletions(ctx context.Context, name *rbdv1.ImageName) (d deletions, text []byte, err error) {
 	out, err := p.o.Client.GetRecord(ctx, &rbdv1.GetRecordRequest{Name: name})
 	if err != nil {
@@ -60,8 +61,9 @@ func (p *RBDPool) readDeletions(ctx context.Context, name *rbdv1.ImageName) (d d
 	return d, text, nil
 }
 
-// writeDeletions replaces a list of deleted volumes whose stored form is before. It deletes the record of an empty
-// list. The error wraps errChanged if another host has changed the list.
+// writeDeletions replaces a list of deleted volumes. The parameter before is the stored text of the list.
+// writeDeletions deletes the record if the new list is empty. The error wraps errChanged if another host has changed
+// the list.
 func (p *RBDPool) writeDeletions(ctx context.Context, name *rbdv1.ImageName, before []byte, d deletions) error {
 	var after []byte
 	if len(d.Volumes) > 0 {
@@ -70,7 +72,7 @@ func (p *RBDPool) writeDeletions(ctx context.Context, name *rbdv1.ImageName, bef
 		if err != nil {
 			return err
 		}
-		// The newline and the braces before it ensure that no list begins with another list (see RBDPool.write).
+		// No list begins with another list, because of the braces and the newline at the end (see RBDPool.write).
 		after = append(text, '\n')
 	}
 	_, err := p.o.Client.SetRecord(ctx, &rbdv1.SetRecordRequest{Name: name, Before: before, After: after})
@@ -97,8 +99,8 @@ func (p *RBDPool) recordDeletion(ctx context.Context, id string) error {
 	})
 }
 
-// checkDeleted returns an error that wraps ErrRefused if the volume is in the list of deleted volumes. It then first
-// removes the RBD image that a host with an old desired state has made.
+// checkDeleted returns an error that wraps ErrRefused if the volume was deleted. Before that, it removes the RBD image
+// that a host with an old desired state may have made.
 func (p *RBDPool) checkDeleted(ctx context.Context, id string) error {
 	d, _, err := p.readDeletions(ctx, p.deletionsOf(id))
 	if _, deleted := d.Volumes[id]; err != nil || !deleted || mutant.On(mutant.RemakeDeleted) {
@@ -121,8 +123,9 @@ func (p *RBDPool) removeLateImage(ctx context.Context, id string) error {
 	return rbdError(err)
 }
 
-// claim makes the record of a volume that has none. It returns the stored form of the record. The error wraps
-// ErrRefused if the volume was deleted: the volume may have been made and deleted by another host since checkDeleted.
+// claim makes the record of a volume that has none, and returns the stored text of the record. It then checks again
+// whether the volume was deleted, because another host may have made and deleted the volume since the caller called
+// checkDeleted. In this case claim removes the record, and the error wraps ErrRefused.
 func (p *RBDPool) claim(ctx context.Context, id string, r record) ([]byte, error) {
 	text, err := p.write(ctx, id, nil, r)
 	if err != nil || mutant.On(mutant.CheckDeletionEarly) {
@@ -135,9 +138,10 @@ func (p *RBDPool) claim(ctx context.Context, id string, r record) ([]byte, error
 	return text, nil
 }
 
-// SweepDeletions removes what hosts with an old desired state have made of deleted volumes. It also forgets the
-// deletions before the duration keep, by the clock of this host: a host whose desired state is older can make a deleted
-// volume again. Several hosts may call SweepDeletions at the same time.
+// SweepDeletions removes the RBD images of deleted volumes that hosts with an old desired state have made. It also
+// removes the records of deletions that are older than the duration keep, by the clock of this host. After that, a host
+// with a desired state from before the deletion can make the volume again. Several hosts may call SweepDeletions at the
+// same time.
 func (p *RBDPool) SweepDeletions(ctx context.Context, keep time.Duration) error {
 	all, err := p.o.Client.ListImages(ctx, &rbdv1.ListImagesRequest{Pool: p.o.Pool})
 	if err != nil {
@@ -162,8 +166,8 @@ func (p *RBDPool) SweepDeletions(ctx context.Context, keep time.Duration) error 
 	return failed
 }
 
-// sweepDeletions executes SweepDeletions for one list of deleted volumes. The parameter images has the IDs of all
-// volumes with an RBD image.
+// sweepDeletions executes SweepDeletions for one list of deleted volumes. The parameter images contains the IDs of all
+// volumes that have an RBD image.
 func (p *RBDPool) sweepDeletions(ctx context.Context, name *rbdv1.ImageName, images map[string]bool, keep time.Duration) error {
 	d, text, err := p.readDeletions(ctx, name)
 	if err != nil {
@@ -190,7 +194,8 @@ func (p *RBDPool) sweepDeletions(ctx context.Context, name *rbdv1.ImageName, ima
 }
 
 // removeLate removes the record and the RBD image of a deleted volume that a host with an old desired state began to
-// make. It changes nothing, and returns false, if the volume was complete: then the host that deletes it removes both.
+// make. If the volume was complete, removeLate changes nothing and returns false, because the host that deletes the
+// volume removes both.
 func (p *RBDPool) removeLate(ctx context.Context, id string) (gone bool, err error) {
 	r, text, err := p.read(ctx, id)
 	switch {

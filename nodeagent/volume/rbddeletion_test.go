@@ -17,8 +17,8 @@ import (
 	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
-// cutOffRBD is the connection to a fakeRBD of a host that is cut off for some time: before its call with the given
-// name takes effect, away is called.
+// cutOffRBD is the connection of a host to a fakeRBD. The connection is lost for some time: cutOffRBD calls away before
+// its call of the given name takes effect.
 type cutOffRBD struct {
 	*fakeRBD
 	call string
@@ -49,8 +49,9 @@ func (c *cutOffRBD) CreateImage(
 	return c.fakeRBD.CreateImage(ctx, in, opts...)
 }
 
-// TestDeletedVolumeIsNotMade cuts off a host that has to make a volume. Meanwhile another host makes and deletes the
-// volume, or only deletes it. The first host continues afterwards, and must leave neither a record nor an image.
+// TestDeletedVolumeIsNotMade interrupts the connection of a host while the host makes a volume. Meanwhile another host
+// makes and deletes the volume, or only deletes it. The first host continues afterwards, and must leave neither a
+// record nor an image.
 func TestDeletedVolumeIsNotMade(t *testing.T) {
 	for _, call := range []string{"GetRecord", "SetRecord", "CreateImage"} {
 		for _, made := range []bool{true, false} {
@@ -80,8 +81,8 @@ func TestDeletedVolumeIsNotMade(t *testing.T) {
 	}
 }
 
-// TestDeletionsAreForgotten fills a list of deleted volumes. The oldest entry is removed, and no list begins with
-// another one, because SetRecord compares only the beginning.
+// TestDeletionsAreForgotten fills a list of deleted volumes. The oldest entry must be removed. No list may begin with
+// another list, because SetRecord compares only the beginning.
 func TestDeletionsAreForgotten(t *testing.T) {
 	ctx := t.Context()
 	f := &fakeRBD{}
@@ -107,8 +108,8 @@ func TestDeletionsAreForgotten(t *testing.T) {
 	require.Empty(t, f.record)
 }
 
-// TestSweepKeepsVolumes sweeps while a host is deleting a complete volume whose image a client still has open. Only
-// that host may remove the record and the image, and the deletion is not forgotten before.
+// TestSweepKeepsVolumes sweeps while a host deletes a complete volume whose image a client has open. Only that host may
+// remove the record and the image. Until then the deletion must not be forgotten.
 func TestSweepKeepsVolumes(t *testing.T) {
 	ctx := t.Context()
 	f := &sweptRBD{fakeRBD: &fakeRBD{}}
@@ -122,7 +123,7 @@ func TestSweepKeepsVolumes(t *testing.T) {
 	f.clients = nil
 	require.NoError(t, p.Delete(ctx, id(1)))
 	require.ErrorIs(t, p.Create(ctx, Volume{ID: id(1), Size: mib}), errDeleted)
-	f.size = mib // made by a host that ended then
+	f.size = mib // A host has made the image and then ended.
 	require.NoError(t, p.SweepDeletions(ctx, time.Hour))
 	require.Zero(t, f.size)
 	require.ErrorIs(t, p.Create(ctx, Volume{ID: id(1), Size: mib}), errDeleted)

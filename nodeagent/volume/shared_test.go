@@ -292,8 +292,8 @@ func TestMountsOfSharedPools(t *testing.T) {
 	require.Empty(t, h.names(), "the test of the locks leaves no file")
 }
 
-// TestDeletedVolumeOfSharedPool deletes a volume on one host of a shared pool. Another host, which was cut off and still
-// has to make the volume, must not make it again. A pool of one host has no record of the deletion.
+// TestDeletedVolumeOfSharedPool deletes a volume on one host of a shared pool. Another host, whose desired state still
+// contains the volume, must not make it again. A pool that is not shared must not record the deletion.
 func TestDeletedVolumeOfSharedPool(t *testing.T) {
 	a, b := twoHosts(t)
 	ctx := t.Context()
@@ -319,8 +319,8 @@ func TestDeletedVolumeOfSharedPool(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(alone.o.Path, id(1)+".deleted"))
 }
 
-// TestSnapshotBeforeDetach begins a snapshot of a volume that a lost host had opened, before the attachment is ended. The
-// copy would lock the volume, and the attachment could not end before the copy.
+// TestSnapshotBeforeDetach begins a snapshot of a volume that a lost host had opened, before the attachment is ended.
+// This must fail, because the copy would lock the volume, and the attachment could then not be ended.
 func TestSnapshotBeforeDetach(t *testing.T) {
 	a, b := twoHosts(t)
 	ctx := t.Context()

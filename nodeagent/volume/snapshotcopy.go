@@ -89,7 +89,7 @@ func (c *SnapshotCopy) begin() error {
 	case r.State != ready:
 		return ErrNotFound
 	case p.o.Shared && r.Host != "" && r.Host != p.o.Host && r.Flushed < r.Attachment.Generation:
-		// The copy would lock the volume, so that Detach, which must come first, would fail.
+		// The copy would lock the volume. Detach, which must end the attachment first, would then fail.
 		return fmt.Errorf("%w: host %s opened the volume for VM %s, and the attachment is not ended yet", ErrNotNow, r.Host, r.Attachment.VM)
 	}
 	if c.source, err = p.openLocked(r.fileName(c.ref.Volume)); errors.Is(err, ErrInUse) {

@@ -22,7 +22,7 @@ type wanted struct {
 	Domain string
 	// Withhold is true if the host must not answer for external addresses that another host can take over.
 	Withhold bool
-	// Moving is true if a port of the VPC moves between this host and another one with its VM.
+	// Moving is true if a port of the VPC belongs to a VM that is being migrated from or to this host.
 	Moving bool
 	// Problems are the reasons why records are not part of HostVPC.
 	Problems []string
@@ -75,8 +75,8 @@ func (t *tables) hostVPC(id cloud.VPCID, vtep netip.Addr) (wanted, bool) {
 		case vtep.IsValid() && (p.VTEP == vtep || p.VTEP.Is4() != vtep.Is4()):
 			w.problem("port %s: host %s has the underlay address %s, and this host has %s", p.ID, p.Node, p.VTEP, vtep)
 		default:
-			// A port that moves to this host, or has moved away, is here too. Package netdev sends its packets to the other
-			// host.
+			// A port of a VM that is being migrated to this host, or from this host after the switchover, has a device
+			// here too. Package netdev sends packets for the port to the other host.
 			if p.MigrationNode == t.node {
 				w.Moving = true
 				if !taken.add(p, true) {

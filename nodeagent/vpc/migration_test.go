@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestMovingPort checks on both hosts of a migration when a VPC counts as one with a moving port: until the port has one
-// host again. For this time, and looseWindow longer, packets of TCP connections are accepted that began at the other
+// TestMovingPort checks on both hosts of a migration that a VPC counts as one with a moving port until the migration
+// has ended. Until looseWindow after that, the host must accept packets of TCP connections that began at the other
 // host.
 func TestMovingPort(t *testing.T) {
 	moving := func(port string) bool {

@@ -69,8 +69,8 @@ const (
 	defaultParallel = 4
 )
 
-// looseWindow is how long after the end of a live migration a host accepts packets of TCP connections whose beginning it
-// has not seen. Connections that send nothing for this time end.
+// looseWindow is the time after the end of a live migration during which a host accepts packets of TCP connections
+// whose beginning it has not seen. A connection without a packet in this time is interrupted.
 const looseWindow = 2 * time.Minute
 
 // retries are the pauses between attempts to apply a VPC.
@@ -119,7 +119,7 @@ type Networks struct {
 	o       Options
 	plane   plane
 	checker *health.Checker
-	// migrations lets the TCP connections of VMs that have moved to this host go on.
+	// migrations sets LooseTCP of VPCs, so that the TCP connections of VMs that were migrated to this host continue.
 	migrations *netdev.Migrations
 	slots      chan struct{} // has an element for each VPC that is being applied
 	ctx        context.Context

@@ -41,7 +41,7 @@ type worker struct {
 	// Only the worker uses the fields below: the time at which measure last read the counters, and the time at which
 	// the last attempt that verified the kernel's state began.
 	measured, verified time.Time
-	again              time.Duration // until the VPC must be applied again because of a migration, or 0
+	again              time.Duration // time until the VPC must be applied again because of a migration, or 0
 }
 
 // place is a port on this host with its subnet.

@@ -1,8 +1,8 @@
-// Package watchdog keeps a hardware watchdog of Linux from resetting the host (Documentation/watchdog/watchdog-api.rst
-// of the kernel). The main type is Device.
+// Package watchdog arms, pets and disarms a watchdog device of Linux (Documentation/watchdog/watchdog-api.rst of the
+// kernel). The main type is Device.
 //
-// A watchdog resets the host unless a process pets it in time. The guard process of the agent uses it as the last resort
-// against a VM that must not run without the host's lease, and whose QEMU cannot be killed.
+// An armed watchdog resets the host unless a process pets it in time. The guard process of the agent uses a watchdog
+// for VMs that must not run without the host's lease: the host is reset if the QEMU of such a VM cannot be killed.
 package watchdog
 
 import (
@@ -16,9 +16,10 @@ import (
 // Device is an armed watchdog. If the process ends without a call of Disarm, the host is reset.
 type Device struct{ f *os.File }
 
-// Open arms the watchdog at path, usually /dev/watchdog. It resets the host if Pet is not called for the duration
-// timeout, which must be whole seconds. Open returns an error, and arms nothing, if path is not a watchdog that can be
-// disarmed and that accepts the timeout. Only one process can have the device open: otherwise the error wraps EBUSY.
+// Open arms the watchdog at path, usually /dev/watchdog. The watchdog resets the host if Pet is not called for the
+// duration timeout, which must be whole seconds. Open returns an error and disarms the device again if path is not a
+// watchdog, if the watchdog cannot be disarmed, or if it does not accept the timeout. Only one process can have the
+// device open. For another process the error wraps EBUSY.
 func Open(path string, timeout time.Duration) (*Device, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -55,7 +56,7 @@ func (d *Device) setTimeout(timeout time.Duration) error {
 	return unix.IoctlWatchdogKeepalive(fd)
 }
 
-// Pet begins the timeout again.
+// Pet restarts the timeout of the watchdog.
 func (d *Device) Pet() error {
 	if err := unix.IoctlWatchdogKeepalive(int(d.f.Fd())); err != nil {
 		return fmt.Errorf("pet watchdog: %w", err)
@@ -63,10 +64,10 @@ func (d *Device) Pet() error {
 	return nil
 }
 
-// Disarm stops the watchdog and closes the device. It has no effect on a kernel that was built or configured with
-// "nowayout": the host is reset then.
+// Disarm stops the watchdog and closes the device. If the kernel or the driver is configured with "nowayout", the
+// watchdog does not stop, and the host is reset after the timeout.
 func (d *Device) Disarm() error {
-	_, err := d.f.WriteString("V") // The magic character, without which a close does not stop the watchdog.
+	_, err := d.f.WriteString("V") // Only after this character (WDIOF_MAGICCLOSE), the close stops the watchdog.
 	if closeErr := d.f.Close(); err == nil {
 		err = closeErr
 	}

@@ -17,7 +17,7 @@ import (
 
 // TestWatchdogOfAKernel runs the program of the directory probe as init of a guest with Linux's module softdog. The
 // module resets the guest, and QEMU then ends, if the program stops petting the watchdog, or if the process that has
-// armed the watchdog ends. It does not if the program disarms the watchdog.
+// armed the watchdog ends. If the program disarms the watchdog, the guest is not reset.
 func TestWatchdogOfAKernel(t *testing.T) {
 	kernel, initrd := build(t)
 	for probe, want := range map[string]string{

@@ -115,8 +115,9 @@ func (s *server) cluster() (*rados.Conn, error) {
 	return s.conn, nil
 }
 
-// withPool calls f with an open pool. If the pool or the cluster is full, requests of f that need space fail with ENOSPC
-// or EDQUOT, and others, such as deletions, succeed. Without SetPoolFullTry, all of them would wait for space.
+// withPool calls f with an open pool. If the pool or the cluster is full, requests of f that need space fail with
+// ENOSPC or EDQUOT, and other requests, such as deletions, succeed. Without SetPoolFullTry, all requests would wait
+// until there is space.
 func (s *server) withPool(pool string, f func(*rados.IOContext) error) error {
 	if err := checkNames(pool); err != nil {
 		return err

@@ -73,9 +73,9 @@ func (s *server) SetRecord(_ context.Context, in *rbdv1.SetRecordRequest) (*empt
 }
 
 // replaceRecord replaces the record before by the record after in one atomic operation. The cluster refuses the
-// operation if the object does not begin with before. An empty before means that the object must not exist; an empty
-// after deletes the object. The operation succeeds in a full pool too: records are small, and a volume cannot be deleted
-// without a change of its record.
+// operation if the object does not begin with before. If before is empty, the object must not exist. If after is empty,
+// the object is deleted. The operation also succeeds in a full pool, because records are small, and because a volume
+// cannot be deleted without a change of its record.
 func replaceRecord(io *rados.IOContext, image string, before, after []byte) error {
 	op := rados.CreateWriteOp()
 	defer op.Release()

@@ -1,7 +1,7 @@
 // Program probe is the init of the guest in the tests of package watchdog. It loads the kernel module of a watchdog,
-// arms the watchdog and pets it for longer than the timeout. Then it does what the kernel's command line says: with
-// probe=stop it stops petting, with probe=disarm it disarms the watchdog, and with probe=exit it ends the process that
-// has armed it. It prints a line for each step.
+// arms the watchdog, and pets it for longer than its timeout. The next step depends on the kernel's command line: with
+// probe=stop the program stops petting, with probe=disarm it disarms the watchdog. With probe=exit it instead arms the
+// watchdog in another process, which then ends. The program prints a line for each step.
 package main
 
 import (
