@@ -100,7 +100,7 @@ type member struct {
 	services       []service
 
 	// Field that serveClients sets:
-	streams *rpc.Streams // counts the open streams of tenants, of all APIs
+	streams *rpc.Streams // counts the open streams of tenants in gRPC and REST
 
 	// Fields that servePeers and serveClients set:
 	peers     *listenerSet

@@ -1,6 +1,6 @@
 // Package columns prints lists of objects as tables whose columns and order the user chooses with the flags --columns
-// and --sort, and follows the changes of such a list. A command defines the [Column]s of its objects, adds [Flags] to
-// itself, and calls [Choose]. [Watch] is for lists with the flag --watch.
+// and --sort, and follows the changes of such a list. A command defines the [Column]s of its objects, calls [Add] to
+// register its [Flags], and calls [Choose] for the [Table]. [Watch] implements the flag --watch.
 package columns
 
 import (
@@ -27,7 +27,7 @@ type Column[T any] struct {
 	Optional bool
 }
 
-// By returns an order of objects by a value, such as a number, for Column.Order.
+// By returns a function for Column.Order that compares objects by a value, such as a number.
 func By[T any, V cmp.Ordered](value func(T) V) func(a, b T) int {
 	return func(a, b T) int { return cmp.Compare(value(a), value(b)) }
 }
@@ -67,8 +67,8 @@ type Table[T any] struct {
 	order   func(a, b T) int
 }
 
-// Choose returns the table that the flags select from all columns. Without --columns, it has those that are not
-// optional. It returns a *session.Usage error for an unknown column.
+// Choose returns the table that the flags select from all columns. Without --columns, the table has the columns that
+// are not optional. Choose returns a *session.Usage error for an unknown column.
 func Choose[T any](f *Flags, all []Column[T]) (*Table[T], error) {
 	t := &Table[T]{}
 	for _, name := range f.columns {

@@ -47,13 +47,13 @@ type Watch[T proto.Message] struct {
 	// Removed returns the message for an object that was removed while no stream was open.
 	Removed func(id string, at int64) proto.Message
 
-	objects map[string]T // as they were printed last
+	objects map[string]T // the objects in the list, in the state that was printed last
 	synced  bool         // whether the list has been printed
 	table   *show.Growing
 }
 
-// Run prints changes until ctx ends, the stream ends with an error that does not pass, or the output fails. If a stream
-// breaks, Run opens another one, perhaps to another member, and prints only what has changed meanwhile.
+// Run prints changes until ctx ends, session.Follow gives up, or the output fails. If a stream breaks, Run opens
+// another one, perhaps to another member, and prints only the objects that have changed meanwhile.
 func (w *Watch[T]) Run(ctx context.Context, s *session.Session, conn *dial.Conn) error {
 	w.objects, w.table = map[string]T{}, show.NewGrowing(s.Stdout)
 	return session.Follow(ctx, conn, func(ctx context.Context, heard func()) error {
@@ -74,7 +74,8 @@ func (w *Watch[T]) Run(ctx context.Context, s *session.Session, conn *dial.Conn)
 	})
 }
 
-// sync prints what has changed since the last stream, or the whole list for the first stream.
+// sync prints the objects that have changed since the last stream, or the whole list for the first stream. first has
+// the objects that were present when the stream began.
 func (w *Watch[T]) sync(s *session.Session, first []Change[T], present map[string]bool, synced Change[T]) error {
 	if w.Table.order != nil {
 		slices.SortStableFunc(first, func(a, b Change[T]) int { return w.Table.order(a.Object, b.Object) })

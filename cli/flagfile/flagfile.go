@@ -4,9 +4,10 @@
 // line. A flag on the command line overrides the value in the file; for a repeatable flag, it overrides the whole list.
 // Decisions:
 //
-//   - A key sets its flag, so that a new flag needs no code here, and file and command line accept the same values.
-//   - A value of a flag with a syntax of its own, such as --disk 20,cache=none, can be a mapping: [Shape] says how it is
-//     written as text.
+//   - A key sets the flag of this name. So a new flag needs no code here, and the file and the command line accept the
+//     same values.
+//   - The value of a flag with a special syntax, such as --disk 20,cache=none, can be a mapping in the file. [Shape]
+//     says how the mapping is converted to text.
 package flagfile
 
 import (
@@ -24,11 +25,11 @@ import (
 // MaxBytes is the maximum size of a file, in bytes.
 const MaxBytes = 1 << 20
 
-// Shape describes how a mapping is written as the value of a flag: a first word and then ,KEY=VALUE for each further
-// key.
+// Shape describes how a mapping in the file is converted to the value of a flag: a first word, and then ,KEY=VALUE for
+// each further key.
 type Shape struct {
-	// First holds the keys of which a mapping must have exactly one, with the prefix of their value in the first word,
-	// such as "port:" for the key port in --network port:NAME.
+	// First maps the keys that give the first word to the prefix of the first word, such as port to "port:" for
+	// --network port:NAME. A mapping must have exactly one of these keys.
 	First map[string]string
 	// Keys lists the other keys. The value of a repeatable key may be a list.
 	Keys []string
@@ -123,7 +124,7 @@ func fail(n *yaml.Node, format string, args ...any) error {
 	return fmt.Errorf("line %d: %s", n.Line, fmt.Sprintf(format, args...))
 }
 
-// scalar returns a single value as text.
+// scalar returns the text of a node that is a single value, and an error for other nodes and for null.
 func scalar(n *yaml.Node) (string, error) {
 	if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
 		return "", fail(n, "want one value")
@@ -131,7 +132,7 @@ func scalar(n *yaml.Node) (string, error) {
 	return n.Value, nil
 }
 
-// values returns the values of a flag as the command line has them.
+// values returns the values of a flag in the syntax of the command line.
 func (f *File) values(flag *pflag.Flag, n *yaml.Node) ([]string, error) {
 	_, repeatable := flag.Value.(pflag.SliceValue)
 	switch {
@@ -234,7 +235,7 @@ func firstKeys(s Shape) []string {
 	return keys
 }
 
-// option returns a single value that can be part of the text of a flag.
+// option returns the text of a single value for a part of a flag's value. The text must not be empty or have a comma.
 func option(n *yaml.Node) (string, error) {
 	text, err := scalar(n)
 	if err == nil && (text == "" || strings.Contains(text, ",")) {

@@ -16,8 +16,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// listColumns returns the columns of a list of hosts. The columns of resources show what is allocated of what can be.
-// They are empty for callers who have no right to read them.
+// listColumns returns the columns of a list of hosts. The columns of resources show the allocated and the allocatable
+// amount. They are empty for callers without the right to read them.
 func listColumns(now func() time.Time) []columns.Column[*vmv1.Node] {
 	type node = *vmv1.Node
 	used := func(text func(*vmv1.NodeCapacity) string) func(node) string {

@@ -112,7 +112,7 @@ func fields(now time.Time, n *vmv1.Node) [][2]string {
 	return f
 }
 
-// stateAndWhy returns the state of a host, with its reason or its meaning unless the host is READY.
+// stateAndWhy returns the state of a host. For NOT_READY it adds the reason, and for CORDONED the meaning.
 func stateAndWhy(now time.Time, n *vmv1.Node) string {
 	text := show.Enum("NODE_STATE", n.GetState())
 	switch n.GetState() {
@@ -134,7 +134,7 @@ func amount(c *vmv1.NodeCapacity) string {
 	return fmt.Sprintf("%d vCPUs, %s memory, %s storage", c.GetVcpus(), show.Bytes(c.GetMemoryMib()<<20), show.Bytes(c.GetStorageGib()<<30))
 }
 
-// freeAmount returns what can still be allocated, or "" if it is not known.
+// freeAmount returns the capacity that can still be allocated, or "" if the caller has no right to read it.
 func freeAmount(n *vmv1.Node) string {
 	all, used := n.GetAllocatable(), n.GetAllocated()
 	if all == nil {

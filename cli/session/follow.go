@@ -11,17 +11,19 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 )
 
-// ErrStreamEnded is the error for a stream that the member ended although there is more to come.
+// ErrStreamEnded is the error for a stream that the member ended without an error, although the stream has no regular
+// end.
 var ErrStreamEnded = status.Error(codes.Unavailable, "the stream ended")
 
 // followPause is the time between the end of a broken stream and the next one.
 const followPause = 500 * time.Millisecond
 
-// Follow calls stream, which opens a stream and reads it to its end, again and again until it returns nil or an error
-// that will not pass. After UNAVAILABLE, the next stream is opened to another member. After OUT_OF_RANGE, the stream was
-// read too slowly and is opened again. stream calls heard for each message. Follow returns the error of the last stream
-// if dial.CreatePatience has passed since the end of the last stream with messages, and at once if no member could be
-// reached at the beginning.
+// Follow calls stream repeatedly until it returns nil or an error that is not temporary. The function stream opens a
+// stream, reads it to its end, and calls heard for each message. UNAVAILABLE and OUT_OF_RANGE are temporary. After
+// UNAVAILABLE, Follow switches to another member. OUT_OF_RANGE means that the stream was read too slowly.
+//
+// Follow returns a temporary error if no stream has had a message for dial.CreatePatience. It returns the error at once
+// if no member can be reached and no stream has had a message yet.
 func Follow(ctx context.Context, conn *dial.Conn, stream func(ctx context.Context, heard func()) error) error {
 	last, ever := time.Now(), false
 	for {

@@ -74,8 +74,8 @@ const gap = "  "
 
 func align(w io.Writer, rows [][]string) error { return NewGrowing(w).Print(rows...) }
 
-// Growing prints a table whose rows become known one after the other. A column becomes wider with the first cell that
-// needs it.
+// Growing prints a table to which rows are added over time. A column becomes wider when a cell is longer than all
+// earlier cells; rows that are printed already do not change.
 type Growing struct {
 	w      io.Writer
 	widths []int

@@ -65,7 +65,7 @@ func security(s *vmv1.SecuritySpec) string {
 	return strings.Join(words, ", ")
 }
 
-// security returns the security part of a spec, or nil if it is that of a VM without secure boot and TPM.
+// security returns the security part of a spec, or nil if the VM has neither secure boot nor a TPM.
 func (f *machineFlags) security() *vmv1.SecuritySpec {
 	if !f.secureBoot && !f.tpm {
 		return nil

@@ -19,7 +19,7 @@ import (
 // migrationPoll is the time between two reads of the progress of a migration.
 const migrationPoll = time.Second
 
-// maxMigrationWait is the deadline of `trivet vm migrate --wait`. The control plane ends a migration earlier.
+// maxMigrationWait is the deadline of `trivet vm migrate --wait`. It is longer than the maximum timeout of a migration.
 const maxMigrationWait = 25 * time.Hour
 
 func migrateCommand(s *session.Session) *cobra.Command {
@@ -77,7 +77,7 @@ on running on its host. "trivet vm show" shows a migration and the result of the
 	return c
 }
 
-// migration makes the calls about the migration of a VM.
+// migration calls the RPCs for the migration of a VM.
 type migration struct {
 	client operatorv1.OperatorServiceClient
 	vm     *target
@@ -93,8 +93,8 @@ func (m migration) cancel(ctx context.Context) error {
 	return err
 }
 
-// wait shows the progress of the migration until it has ended, and returns the VM. It returns an error with the reason
-// if the VM is not on the other host then.
+// wait shows the progress of the migration until the migration has ended, and returns the VM. If the VM was not moved,
+// it returns an error with the reason.
 func (m migration) wait(ctx context.Context, s *session.Session, name string) (vm *vmv1.VirtualMachine, err error) {
 	err = s.Wait("migrating "+name, func(progress func(string)) error {
 		for {

@@ -46,8 +46,8 @@ func showCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// printPage prints all that is known about a VM. The parameter migration describes the VM's migration, or its last one,
-// and is empty if there was none. The function nicRows returns the rows of a table of NICs.
+// printPage prints the page of `trivet vm show`. The parameter migration is the text about the VM's migration, or its
+// last one, and is empty if the VM was never migrated. The function nicRows returns the rows of the table of NICs.
 func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, migration string, nicRows func([]*vmv1.NetworkSpec) [][]string) error {
 	spec := d.GetVm().GetSpec()
 	if err := show.Fields(w, pageFields(now, d, migration)); err != nil {
@@ -145,7 +145,7 @@ func stateAndWhy(now time.Time, d *operatorv1.GetVmDetailsResponse) string {
 	return fmt.Sprintf("%s: %s, %s ago", text, last.GetCause(), show.Age(now, last.GetTimestamp()))
 }
 
-// host returns the name of a host with its ID, or the one that is known.
+// host returns the name and the ID of a host, or only one of them if the other is empty.
 func host(id, name string) string {
 	if name == "" || id == "" {
 		return cmp.Or(name, id)

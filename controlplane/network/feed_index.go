@@ -52,7 +52,7 @@ type entry struct {
 	// node is the host of a port, of a NAT gateway that is on one host or of a floating IP. It is "" for other records,
 	// and for records without a host.
 	node cloud.NodeID
-	// migration is the other host of a live migration of the port's VM, "" without one.
+	// migration is the other host of a live migration of the port's VM, or "" if the VM is not being migrated.
 	migration cloud.NodeID
 	// external is the external network of the floating IP of a port, "" for other records.
 	external string

@@ -5,9 +5,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MigrateNICs changes the hosts of the ports of all NICs of a VM during a live migration. Packets for the ports are sent
-// to the host node. The host other, if not empty, also makes the ports' devices (cloud.Port.MigrationNode). If node is a
-// new host for a port, the port is bound to it like in BindNIC.
+// MigrateNICs sets the hosts of the ports of all NICs of a VM during a live migration. Packets for the ports are sent
+// to the host node. The host other, if not empty, also creates the ports' devices (cloud.Port.MigrationNode). If node
+// is a new host for a port, MigrateNICs calls BindNIC.
 func MigrateNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, node, other cloud.NodeID, hostName string) error {
 	used, _, err := devicePorts.List(tx, 0, string(vm))
 	if err != nil {

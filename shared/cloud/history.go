@@ -2,25 +2,26 @@ package cloud
 
 import "strings"
 
-// MaxHistory is the number of state changes that the record of a VM keeps. Older ones are removed.
+// MaxHistory is the maximum number of state changes in the record of a VM. Older changes are removed.
 const MaxHistory = 10
 
 // maxTransitionError is the maximum length of Transition.Error, in bytes.
 const maxTransitionError = 200
 
-// Transition is one change of the state of a VM. Its record is short, because each write of a VM has all of them.
+// Transition is one change of the state of a VM. Its encoding is short, because every write of a VM's record contains
+// all entries of VM.History.
 type Transition struct {
 	At Time `cbor:"1,keyasint"`
 	// From and To are the states before and after the change, and Event is its cause.
 	From  State `cbor:"2,keyasint"`
 	To    State `cbor:"3,keyasint"`
 	Event Event `cbor:"4,keyasint"`
-	// Error is the error that the host reported with the change, or empty. A long one is cut.
+	// Error is the error that the host reported with the change, or empty. It is cut to maxTransitionError bytes.
 	Error string `cbor:"5,keyasint,omitempty"`
 }
 
-// recordTransition adds the change to the state to, if that is another state, to vm.History. Copies of the VM keep
-// their history.
+// recordTransition appends the change from the present state to the state to, unless they are equal, to vm.History. It
+// makes a new slice, because copies of the VM share the old one.
 func (vm *VM) recordTransition(to State, ev Event, now Time) {
 	if to == vm.State {
 		return
@@ -31,8 +32,8 @@ func (vm *VM) recordTransition(to State, ev Event, now Time) {
 	vm.History = append(history, Transition{At: now, From: vm.State, To: to, Event: ev})
 }
 
-// explainTransition sets the error of the last state change. The caller must have made this change in its present copy
-// of the VM.
+// explainTransition sets the error of the last state change, if text is not empty. The caller must have called
+// recordTransition for this change on the same copy of the VM, because explainTransition changes vm.History in place.
 func (vm *VM) explainTransition(text string) {
 	if n := len(vm.History); n > 0 && text != "" {
 		if len(text) > maxTransitionError {
@@ -42,7 +43,7 @@ func (vm *VM) explainTransition(text string) {
 	}
 }
 
-// causes holds the text for each event that changes the state of a VM, for people.
+// causes holds the human-readable text for each event that changes the state of a VM. "it" in the texts is the VM.
 var causes = map[Event]string{
 	StartRequested:       "a call started it",
 	StopRequested:        "a call stopped it",
@@ -76,6 +77,6 @@ type Choice struct {
 	At Time
 	// Node is the chosen host.
 	Node NodeID `cbor:",omitempty"`
-	// Reason has the rules by which the host was chosen, for people.
+	// Reason is the human-readable list of the rules by which the host was chosen.
 	Reason string
 }

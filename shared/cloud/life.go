@@ -109,8 +109,8 @@ func (vm *VM) setDesired(w Desired) {
 }
 
 // enter changes the VM's state to the state in the parameter to because of the event ev, records the change in
-// vm.History, and sets the deadline of the new state. In two cases the new state is STARTING instead: if the parameter is
-// STOPPED but the VM is to be on, and if it is ERROR but the VM's restart policy starts the VM again.
+// vm.History, and sets the deadline of the new state. In two cases the new state is STARTING instead: if to is STOPPED
+// but the VM should be on, and if to is ERROR but the VM's restart policy starts the VM again.
 func (vm *VM) enter(to State, ev Event, now Time) {
 	switch {
 	case to == Stopped && vm.Desired.StartAfterStop:
@@ -199,8 +199,8 @@ func (vm *VM) pulse(verb string, count func(*Desired)) error {
 // whether the record changed. It ignores a report with an older generation than the VM's, because the host had not
 // received the current desired state when it sent the report. NICs that the guest has released, or that could not be
 // attached, are removed from the VM's spec: the caller must release their ports, and likewise detach the volumes of
-// removed disks. Reserved can be smaller afterwards: the caller must release the difference. The caller must check that
-// the VM is placed on the host.
+// removed disks. If a pending resize ends, the result of vm.Reserved can be smaller afterwards: the caller must release
+// the difference. The caller must check that the VM is placed on the host.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
 		return false

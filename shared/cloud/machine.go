@@ -17,17 +17,19 @@ const (
 	RTCKey = "trivet/rtc"
 	// CDROMKey is the ID of the image in the CD-ROM drive. Without it the VM has no drive.
 	CDROMKey = "trivet/cdrom"
-	// RescueKey is the ID of an image from which the VM boots instead of its disks, so that a user can repair them. The
-	// VM's disks come after the rescue disk.
+	// RescueKey is the ID of an image from which the VM boots instead of its own disks, so that a user can repair these.
+	// The VM then has a rescue disk with the content of the image, before its own disks in the boot order.
 	RescueKey = "trivet/rescue"
 )
 
-// machineKeys are all keys above, with their possible values. nil stands for the ID of an image.
+// machineKeys has the allowed values of each metadata key that configures the virtual machine. A nil entry means that
+// the value is the ID of an image.
 var machineKeys = map[string][]string{
 	FirmwareKey: {"bios", "uefi"}, OSTypeKey: {"linux", "windows"}, RTCKey: {"utc", "localtime"}, CDROMKey: nil, RescueKey: nil,
 }
 
-// Names of the features of virtual machines that not every host serves. Hosts report them (agent.v1.MachineFeature).
+// Names of the features of virtual machines that not every host supports. Hosts report which features they support
+// (agent.v1.MachineFeature).
 const (
 	FeatureUEFI       = "uefi"
 	FeatureSecureBoot = "secure-boot"
@@ -40,8 +42,8 @@ const (
 // RescueDisk is the ID of the rescue disk. No other disk can have it.
 const RescueDisk = "trivet-rescue"
 
-// CheckMachine returns an InvalidArgument fault if the metadata of a VM has an invalid value for a key of machineKeys, or
-// if such a value contradicts the spec.
+// CheckMachine returns an InvalidArgument fault if the metadata of a VM has an invalid value for a key of machineKeys,
+// or if such a value contradicts the spec.
 func CheckMachine(metadata map[string]string, s *Spec) error {
 	for key, values := range machineKeys {
 		value := metadata[key]
@@ -108,7 +110,7 @@ func (vm *VM) Images() []ImageID {
 	return ids
 }
 
-// Features returns the features that the VM's host must serve.
+// Features returns the names of the features that the VM's host must support.
 func (vm *VM) Features() (all []string) {
 	for _, f := range []struct {
 		name   string
@@ -128,9 +130,9 @@ func (vm *VM) Features() (all []string) {
 	return all
 }
 
-// StateOnHost returns the reason why the VM cannot be moved to another host: it has state other than its disks that is
-// only on its host. It returns "" if the VM has no such state. The text is the predicate of a sentence whose subject is
-// the VM.
+// StateOnHost returns a text that names the state of the VM, other than its disks, that is stored only on its host.
+// Such a VM cannot be moved to another host. StateOnHost returns "" if there is no such state. The text is the
+// predicate of a sentence whose subject is the VM.
 func (vm *VM) StateOnHost() string {
 	switch {
 	case vm.Spec.Security.TPM:
@@ -141,7 +143,7 @@ func (vm *VM) StateOnHost() string {
 	return ""
 }
 
-// MissingFeature returns the name of the first of these features that the host does not serve, or "" if it serves all.
+// MissingFeature returns the first of these features that the host does not support, or "" if the host supports all.
 func (n *Node) MissingFeature(features []string) string {
 	for _, name := range features {
 		if problem, known := n.Features[name]; !known || problem != "" {

@@ -8,30 +8,33 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Migration describes a live migration of a VM that has not ended. While it is set, the VM's state is MIGRATING.
+// Migration describes a live migration of a VM that has not ended. VM.Migration is set exactly while the VM is
+// MIGRATING.
 type Migration struct {
 	// Attempt identifies the migration. It is the generation that the VM had when the migration began.
 	Attempt        uint64
 	Source, Target NodeID
 	Phase          MigrationPhase
 	Began          Time
-	// Deadline is when a migration before the switchover is aborted. After the switchover it is when the target is asked
-	// to give up.
+	// Deadline is the time at which a migration that has not reached the switchover is aborted. In the phase SWITCHOVER it
+	// is the time at which the target is asked to give up (see GiveUp).
 	Deadline Time
-	// Machine is the description of the source's QEMU, for the target. Address is where the target waits for the source.
+	// Machine is the description of the source's QEMU that the target needs. Address is the host:port at which the target
+	// waits for the source.
 	Machine []byte
 	Address string
-	// SourceState and TargetState are how far the hosts have come, as they have reported.
+	// SourceState and TargetState are the states that the hosts have reported.
 	SourceState, TargetState MigrationState
 	// SourceEnded is true if the source has reported that the guest's process has ended.
 	SourceEnded bool
-	// Canceled is true if a caller has ended the migration before the switchover.
+	// Canceled is true if a caller has cancelled the migration before the switchover.
 	Canceled bool
-	// GiveUp is true if the target is asked to end the migration after the switchover, unless it has the complete state.
+	// GiveUp is true if the target was asked, after the switchover, to end the migration unless it has the complete state
+	// of the guest.
 	GiveUp bool
-	// Reason is the first error that a host has reported.
+	// Reason is the first error that a host has reported, or, in the phase ROLLBACK, the reason for the rollback.
 	Reason string
-	// DowntimeMS is how long the guest was paused, in milliseconds, as the source has reported.
+	// DowntimeMS is the time for which the guest was paused, in milliseconds: the greatest value that a host has reported.
 	DowntimeMS uint32
 }
 
@@ -39,14 +42,16 @@ type Migration struct {
 type MigrationResult struct {
 	Attempt        uint64
 	Source, Target NodeID
-	// Moved is true if the VM is on the target since then. Otherwise Reason says why it is not.
+	// Moved is true if the target became the VM's host. Reason says why the migration failed. If the guest was lost,
+	// Reason is set although Moved can be true.
 	Moved        bool
 	Reason       string
 	Began, Ended Time
 	DowntimeMS   uint32
 }
 
-// MigrationPhase is how far the hosts of a migration may proceed. The numbers are those of agent.v1.MigrationPhase.
+// MigrationPhase is a phase of a migration. It limits what the hosts may do. The numbers are those of
+// agent.v1.MigrationPhase.
 type MigrationPhase uint8
 
 const (
@@ -55,9 +60,9 @@ const (
 	MigrationPrepare
 	// MigrationTransfer: the source sends disks and memory, and waits before the switchover.
 	MigrationTransfer
-	// MigrationSwitchover: the target owns the guest, VM.Node is the target.
+	// MigrationSwitchover: VM.Node is the target. The source hands the guest over, and the target continues the guest.
 	MigrationSwitchover
-	// MigrationRollback: the target never runs the guest. VM.Node is the source again, which continues the guest.
+	// MigrationRollback: the target never runs the guest. VM.Node is the source again, and the source continues the guest.
 	MigrationRollback
 )
 
@@ -65,7 +70,7 @@ func (p MigrationPhase) String() string {
 	return [...]string{"UNSPECIFIED", "PREPARE", "TRANSFER", "SWITCHOVER", "ROLLBACK"}[min(p, MigrationRollback)]
 }
 
-// Default and limits of the timeout of a migration, in seconds. By default it is defaultMigrationSeconds for each GiB of
+// Default and limits of the timeout of a migration, in seconds. The default is defaultMigrationSeconds for each GiB of
 // memory and disk, and at least minMigrationSeconds.
 const (
 	MaxMigrationSeconds     = 24 * 3600
@@ -73,8 +78,8 @@ const (
 	defaultMigrationSeconds = 150
 )
 
-// SwitchoverTime is the time after the switchover, in milliseconds, after which the target is asked to give up unless it
-// has the complete state.
+// SwitchoverTime is the time after the switchover, in milliseconds, after which the target is asked to give up unless
+// it has the complete state.
 const SwitchoverTime = 60_000
 
 // MigrationTimeout returns the timeout of a migration in milliseconds. The parameter seconds is the timeout that the
@@ -87,7 +92,7 @@ func (vm *VM) MigrationTimeout(seconds uint32) Time {
 	return Time(min(seconds, MaxMigrationSeconds)) * 1000
 }
 
-// Hosts returns the hosts that have the VM assigned: its host, and the other host of a migration.
+// Hosts returns the hosts to which the VM is assigned: VM.Node and OtherHost, without those that are empty.
 func (vm *VM) Hosts() (hosts []NodeID) {
 	if vm.Node != "" {
 		hosts = append(hosts, vm.Node)
@@ -98,8 +103,8 @@ func (vm *VM) Hosts() (hosts []NodeID) {
 	return hosts
 }
 
-// OtherHost returns the host of a migration that is not VM.Node. It returns "" without a migration, and in the phase
-// ROLLBACK, in which the target must not run the VM any more.
+// OtherHost returns that host of the VM's migration that is not VM.Node. It returns "" if the VM is not being migrated,
+// and in the phase ROLLBACK, because the target must then destroy the VM.
 func (vm *VM) OtherHost() NodeID {
 	m := vm.Migration
 	switch {
@@ -111,8 +116,8 @@ func (vm *VM) OtherHost() NodeID {
 	return m.Source
 }
 
-// BeginMigration changes a RUNNING VM to MIGRATING. The caller must have checked that the target can have the VM, and
-// must reserve the capacity there. It returns FailedPrecondition if the VM cannot be migrated now.
+// BeginMigration changes a RUNNING VM to MIGRATING. The caller must have checked NotMigratable and the target, and must
+// reserve the capacity there. BeginMigration returns FailedPrecondition if the VM is not RUNNING or should be off.
 func (vm *VM) BeginMigration(target NodeID, timeout, now Time) error {
 	if vm.State == Running && !vm.Desired.On {
 		return fault.New(fault.FailedPrecondition, "cannot migrate VM %s: it is to be stopped", vm.Name)
@@ -127,8 +132,8 @@ func (vm *VM) BeginMigration(target NodeID, timeout, now Time) error {
 	return nil
 }
 
-// NotMigratable returns the reason why the VM cannot be migrated, apart from its state, or "" if it can. The text is the
-// predicate of a sentence whose subject is the VM.
+// NotMigratable returns the reason why the VM cannot be migrated, apart from its state, or "" if it can. The text is
+// the predicate of a sentence whose subject is the VM.
 func (vm *VM) NotMigratable() string {
 	for _, d := range vm.Spec.Disks {
 		if d.Volume != "" {
@@ -159,8 +164,8 @@ func (vm *VM) NotMigratable() string {
 	return ""
 }
 
-// sourceRank and targetRank have the states that a host in this role can report, in their order. A host that has
-// reported a state cannot report an earlier one.
+// sourceRank and targetRank have the states that the source and the target can report, numbered in their order. A
+// report of an earlier state than the last one is ignored.
 var (
 	sourceRank = map[MigrationState]int{MigrationPrepared: 1, MigrationTransferring: 2, MigrationAtSwitchover: 3,
 		MigrationHandedOver: 4, MigrationRunning: 5}

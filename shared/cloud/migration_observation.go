@@ -3,7 +3,7 @@ package cloud
 // MaxMigrationMachine is the greatest length in bytes of MigrationObservation.Machine.
 const MaxMigrationMachine = 64 << 10
 
-// MigrationState is how far a host has come in a migration. The numbers are those of agent.v1.MigrationState.
+// MigrationState is the state of a migration on one of its hosts. The numbers are those of agent.v1.MigrationState.
 type MigrationState uint8
 
 const (
@@ -14,20 +14,20 @@ const (
 	MigrationPrepared
 	// MigrationTransferring means that the source sends disks and memory.
 	MigrationTransferring
-	// MigrationAtSwitchover means that the source has paused the guest and has sent all but the rest of its state. It
-	// waits a few seconds for the switchover.
+	// MigrationAtSwitchover means that the source has paused the guest, and has sent everything but the last part of the
+	// guest's state. The source waits 3 seconds for the switchover, and then cancels the attempt.
 	MigrationAtSwitchover
-	// MigrationHandedOver means that the source sends the rest of the state or has sent it. It does not run the guest
-	// again without a rollback.
+	// MigrationHandedOver means that the source has begun to send the last part of the guest's state. It does not run the
+	// guest again without a rollback.
 	MigrationHandedOver
-	// MigrationReceived means that the target has the complete state.
+	// MigrationReceived means that the target has the complete state of the guest, and has not continued the guest yet.
 	MigrationReceived
 	// MigrationRunning means that the guest runs at the target, or after a rollback at the source.
 	MigrationRunning
-	// MigrationCancelled means that the source never completes the attempt. The host has stored that.
+	// MigrationCancelled means that the source never completes the attempt. The host has stored this decision on disk.
 	MigrationCancelled
-	// MigrationFailed means that the target has no QEMU of the attempt, and never ran the guest. The host has stored
-	// that.
+	// MigrationFailed means that the target has no QEMU of the attempt, never ran the guest and never will. The host has
+	// stored this state on disk.
 	MigrationFailed
 )
 
@@ -52,8 +52,8 @@ type MigrationObservation struct {
 	Machine []byte
 	// Error is why the attempt was cancelled or failed.
 	Error string
-	// TotalBytes and SentBytes are the progress of the source.
+	// TotalBytes and SentBytes are the number of bytes of disks and memory that the source must send and has sent.
 	TotalBytes, SentBytes uint64
-	// DowntimeMS is how long the guest was paused, in milliseconds. The source reports it after the switchover.
+	// DowntimeMS is the time for which the guest was paused, in milliseconds. It is reported after the switchover.
 	DowntimeMS uint32
 }

@@ -10,26 +10,27 @@ import (
 type MigrationAction uint8
 
 const (
-	// MigrationWait: nothing is to be done now.
+	// MigrationWait: no step is due.
 	MigrationWait MigrationAction = iota
-	// MigrationBeginTransfer: both hosts are prepared, the phase becomes TRANSFER.
+	// MigrationBeginTransfer changes the phase to TRANSFER, because both hosts are prepared.
 	MigrationBeginTransfer
-	// MigrationCommit: the switchover. VM.Node becomes the target, the phase SWITCHOVER.
+	// MigrationCommit is the switchover: VM.Node becomes the target, and the phase becomes SWITCHOVER.
 	MigrationCommit
 	// MigrationAbort ends the migration before the switchover. The VM stays at the source.
 	MigrationAbort
 	// MigrationComplete ends the migration after the switchover. The VM runs at the target.
 	MigrationComplete
-	// MigrationUndo ends the migration after the switchover, because the source has never handed the guest over.
+	// MigrationUndo ends the migration after the switchover, because the source has cancelled it and so never hands the
+	// guest over. VM.Node becomes the source again.
 	MigrationUndo
-	// MigrationAskToGiveUp asks the target to end the migration, unless it has the complete state.
+	// MigrationAskToGiveUp asks the target to end the migration, unless the target has the complete state of the guest.
 	MigrationAskToGiveUp
-	// MigrationRollBack begins to undo the switchover: the target never runs the guest, and the source continues it.
+	// MigrationRollBack changes the phase to ROLLBACK: VM.Node becomes the source, which continues the guest.
 	MigrationRollBack
 	// MigrationReturn ends the migration after a rollback. The VM runs at the source.
 	MigrationReturn
-	// MigrationLose ends the migration, because no host has the state of the guest any more. The VM stays at VM.Node,
-	// where its disks are complete.
+	// MigrationLose ends the migration, because no host has the state of the guest any more. The VM keeps its VM.Node: the
+	// target in the phase SWITCHOVER, the source in ROLLBACK. It can be started again from the disks on that host.
 	MigrationLose
 )
 
@@ -38,14 +39,15 @@ func (a MigrationAction) String() string {
 		"lose"}[min(a, MigrationLose)]
 }
 
-// MigrationFacts is what the control plane knows of the hosts of a migration, beside their reports.
+// MigrationFacts is a set of facts about the hosts of a migration. The exported facts do not come from the reports of
+// the hosts: the caller of Step determines them. Step adds the others from the fields of the Migration.
 type MigrationFacts uint8
 
 const (
-	// TargetFenced: the target is fenced. Its lease has ended, and with it every QEMU that was to receive a guest; or a
-	// caller has confirmed that the host is off.
+	// TargetFenced: the lease of the target has ended, and the target has powered off every QEMU that received a guest; or
+	// a caller has confirmed that the host is off.
 	TargetFenced MigrationFacts = 1 << iota
-	// SourceSilent: the lease of the source has ended. Its guest may run on.
+	// SourceSilent: the lease of the source has ended. The guest may still run there, because the lease does not end it.
 	SourceSilent
 	// SourceOff: a caller has confirmed that the source is off.
 	SourceOff
@@ -67,8 +69,9 @@ func states(all ...MigrationState) (set statesOf) {
 
 func (set statesOf) has(s MigrationState) bool { return set == 0 || set&(1<<s) != 0 }
 
-// migrationRule says which step follows in a phase. source and target are the states of the hosts to which the rule
-// applies, empty for all. facts must all be true, and none of the facts in not.
+// migrationRule is one rule of the migration: the step do follows in the phase if the states of the hosts are in the
+// sets source and target, all facts in facts are true, and all facts in not are false. An empty set of states has all
+// states. why is the reason in the result of a step that ends the migration without success.
 type migrationRule struct {
 	phase          MigrationPhase
 	source, target statesOf
@@ -77,9 +80,10 @@ type migrationRule struct {
 	why            string
 }
 
-// migrationRules is the whole migration: the first rule that applies gives the next step. Before the switchover, every
-// failure ends the migration at the source. After it, the source runs the guest again only if it has never handed the
-// guest over, or if the target has reported that it never runs the guest, or if the target is fenced.
+// migrationRules has all rules of a migration. The first rule that applies gives the next step. Before the switchover,
+// every failure ends the migration, and the guest continues on the source. After the switchover, the source runs the
+// guest again only if the source has cancelled the attempt, or if the target has reported that it never runs the guest,
+// or if the target is fenced.
 var migrationRules = []migrationRule{
 	{phase: MigrationPrepare, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
 	{phase: MigrationPrepare, facts: canceled, do: MigrationAbort, why: "it was cancelled"},
@@ -146,9 +150,9 @@ func (m *Migration) Step(facts MigrationFacts, now Time) (MigrationAction, strin
 	return MigrationWait, ""
 }
 
-// AdvanceMigration makes the next step of the VM's migration, and returns which step it was. It returns MigrationWait
-// if there is none or the VM is not being migrated. The caller must store the record, and do for the other records of
-// the VM what the step requires. After steps that end the migration, VM.Migration is nil.
+// AdvanceMigration makes the next step of the VM's migration, and returns this step. It returns MigrationWait if no
+// step is due or the VM is not being migrated. The caller must store the VM's record, and update the records that
+// depend on vm.Hosts, such as those of its ports. After a step that ends the migration, VM.Migration is nil.
 func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 	m := vm.Migration
 	if m == nil {
@@ -174,7 +178,8 @@ func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 	return do
 }
 
-// setPhase replaces vm.Migration, because transactions share records, and increases the generation.
+// setPhase changes the phase, the deadline and VM.Node, and increases the generation. It replaces vm.Migration instead
+// of changing it, because transactions share records.
 func (vm *VM) setPhase(p MigrationPhase, node NodeID, deadline Time) {
 	m := *vm.Migration
 	m.Phase, m.Deadline = p, deadline
@@ -184,8 +189,8 @@ func (vm *VM) setPhase(p MigrationPhase, node NodeID, deadline Time) {
 	}
 }
 
-// endMigration ends the migration with the step do. The VM becomes RUNNING. If the guest is lost, the VM's restart
-// policy decides whether it is started again.
+// endMigration ends the migration with the step do. The VM becomes RUNNING, except after MigrationLose: then it becomes
+// ERROR, or STARTING if its restart policy starts it again.
 func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 	m := vm.Migration
 	vm.LastMigration = &MigrationResult{
@@ -213,8 +218,9 @@ func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 	}
 }
 
-// CancelMigration ends a migration that has not reached the switchover. The caller then calls AdvanceMigration.
-// CancelMigration returns false if the VM is not being migrated or its switchover is committed.
+// CancelMigration marks a migration that has not reached the switchover as cancelled. The caller must then call
+// AdvanceMigration, which ends the migration. CancelMigration returns false, and changes nothing, if the VM is not
+// being migrated or if the switchover is committed.
 func (vm *VM) CancelMigration() bool {
 	if vm.Migration == nil || vm.Migration.Phase >= MigrationSwitchover {
 		return false

@@ -16,8 +16,9 @@ var migrationStates = map[string]MigrationState{
 }
 
 // TestMigration runs the scripts in testdata/migration. `begin` begins a migration of a running VM from host n1 to n2.
-// `source` and `target` are reports of the hosts, after the given number of seconds. `cancel` is the call, `wait` the passing of time, and `facts` changes
-// what the control plane knows of the hosts. Each command prints the steps that follow, and the changed fields.
+// `source` and `target` are reports of the hosts, after the given number of seconds. `cancel` is the call, `wait` lets
+// time pass, and `facts` changes the facts that the control plane knows about the hosts. Each command prints the steps
+// that follow, and the changed fields.
 func TestMigration(t *testing.T) {
 	datadriven.Walk(t, "testdata/migration", func(t *testing.T, path string) {
 		var vm VM

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants enables each mutant (a deliberate bug) of the rules for volumes and migrations, and checks that a test notices it.
+// TestMutants enables each mutant (a deliberate bug) of the rules for volumes and migrations, and checks that a test
+// notices it.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AttachTwice, TestVolumeHasOneHolder, "a second VM got the volume")
 	mutanttest.Notices(t, mutant.AttachUnflushed, TestVolumeHasOneHolder, "a volume was attached before it was flushed")

@@ -74,8 +74,8 @@ type Node struct {
 	RBDEncryption   bool   `cbor:",omitempty"` // the host can make and open encrypted RBD volumes
 	LiveMigration   bool   `cbor:",omitempty"` // the host's agent can take part in live migrations
 	SharedMigration bool
-	// Features are the features of virtual machines that the agent knows, such as FeatureUEFI. The value says why the
-	// host does not serve the feature, and is empty if it does.
+	// Features has the features of virtual machines that the agent knows, such as FeatureUEFI. The value is the reason why
+	// the host does not support the feature, or empty if the host supports it.
 	Features  map[string]string `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time

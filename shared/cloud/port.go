@@ -34,8 +34,8 @@ type Port struct {
 	Owned bool
 	// Node is the host of the device, empty without one.
 	Node NodeID
-	// MigrationNode is the other host of a live migration of the device, empty without one. This host also makes the
-	// port's device and packet filter, but sends packets for the port to the host Node, as all other hosts do.
+	// MigrationNode is the other host of a live migration of the device, or empty if there is no migration. This host also
+	// creates the port's device and packet filter, but sends packets for the port to the host Node, as all other hosts do.
 	MigrationNode NodeID `cbor:",omitempty"`
 	// BindingGeneration increases each time when the port is bound to a host. A host does not announce a port with an
 	// older binding.

@@ -59,8 +59,8 @@ type Recovery struct {
 
 // LoseHost changes a VM whose host is fenced to PENDING, without a host. The caller must make sure that the host can
 // neither run the VM nor write to its volumes. A VM that should run is started again on its next host, with the size of
-// a pending resize. Reserved can be smaller afterwards: the caller must release the difference. LoseHost returns
-// FailedPrecondition if the VM has no host.
+// a pending resize. The result of vm.Reserved can be smaller afterwards: the caller must release the difference.
+// LoseHost returns FailedPrecondition if the VM has no host, or if its state does not allow the event HostLost.
 func (vm *VM) LoseHost(now Time) error {
 	lost := vm.Node
 	if lost == "" {

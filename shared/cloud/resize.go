@@ -9,9 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// PendingResize is the metadata key with which the API shows a resize that takes effect at the next start of the VM. Its
-// value has the new values that differ from the spec, such as "vcpus=4,memory_mib=2048". It is computed, and never part
-// of VM.Metadata.
+// PendingResize is the metadata key with which the API shows a resize that takes effect at the next start of the VM.
+// Its value lists the new values that differ from the spec, such as "vcpus=4,memory_mib=2048". The key is added to
+// responses of the API, and is never stored in VM.Metadata.
 const PendingResize = "trivet/pending-resize"
 
 // Resize is a change of a VM's processors and memory that was requested while the VM may have had a process. The host
@@ -21,13 +21,14 @@ type Resize struct {
 	Memory Memory
 	// Generation is the first generation of the desired state with these values.
 	Generation uint64
-	// Reserved has the most processors and memory that the VM may use until the resize has taken effect. Its StorageGiB
+	// Reserved has the maximum processors and memory that the VM can use until the resize has taken effect. Its StorageGiB
 	// is 0.
 	Reserved Capacity
 }
 
-// Reserved returns the capacity that the VM uses of its host and of its quota. While a resize is pending, that is the
-// larger of the old and the new value of processors and memory, because the host can start the new process at any time.
+// Reserved returns the capacity that is allocated to the VM on its host and in its quota. While a resize is pending,
+// this is the larger of the old and the new value, for processors and memory separately, because the host can start the
+// new process at any time.
 func (vm *VM) Reserved() Capacity {
 	need := vm.Spec.Need()
 	if vm.Resize != nil {
@@ -36,8 +37,8 @@ func (vm *VM) Reserved() Capacity {
 	return need
 }
 
-// NextSpec returns the spec with which the host starts the next process of the VM. It differs from Spec while a resize is
-// pending.
+// NextSpec returns the spec with which the host starts the next process of the VM. It differs from Spec while a resize
+// is pending.
 func (vm *VM) NextSpec() Spec {
 	spec := vm.Spec
 	if vm.Resize != nil {
@@ -48,7 +49,8 @@ func (vm *VM) NextSpec() Spec {
 }
 
 // ResizeAtNextStart records that the next process of the VM gets the processors and memory of spec. The caller must
-// reserve what Reserved then returns. It returns FailedPrecondition if the VM's state does not allow that.
+// then allocate the capacity that vm.Reserved returns. ResizeAtNextStart returns FailedPrecondition unless the VM is
+// STARTING, RUNNING, STOPPING or in ERROR.
 func (vm *VM) ResizeAtNextStart(spec *Spec) error {
 	switch vm.State {
 	case Starting, Running, Stopping, Error:
@@ -66,17 +68,17 @@ func (vm *VM) ResizeAtNextStart(spec *Spec) error {
 	return nil
 }
 
-// endResize makes the values of a pending resize those of the spec.
+// endResize copies the values of a pending resize to the spec, and ends the resize.
 func (vm *VM) endResize() {
 	if vm.Resize != nil {
 		vm.Spec, vm.Resize = vm.NextSpec(), nil
 	}
 }
 
-// observeResize ends a pending resize if a host's report, which must not be of an older generation than the VM's, shows
-// that it has taken effect: the VM has no process, so that its next process has the new values, or its process has
-// them. It returns whether it ended one. Agents that do not report the values of the process end a resize only by the
-// first case.
+// observeResize ends a pending resize if the host's report o shows that the resize has taken effect, and returns
+// whether it has ended one. There are two cases: the VM has no process, so that its next process gets the new values,
+// or the process of the VM has the new values. Reports of old agents lack the values of the process, so for them only
+// the first case applies. The report must not have an older generation than the VM.
 func (vm *VM) observeResize(o Observation) bool {
 	r := vm.Resize
 	if r == nil {

@@ -104,8 +104,8 @@ type Security struct {
 	TPM        bool
 }
 
-// NormalizeFor does the same as Normalize. For Windows, which has no drivers for virtio, it sets unset buses of disks to
-// SATA and unset models of NICs to e1000.
+// NormalizeFor normalizes the spec of a VM with this metadata. If the guest is Windows, which has no drivers for
+// virtio, unset buses of disks become SATA and unset models of NICs become e1000. Otherwise it is equal to Normalize.
 func (s *Spec) NormalizeFor(metadata map[string]string) {
 	if metadata[OSTypeKey] == "windows" {
 		for i := range s.Disks {

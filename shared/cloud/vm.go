@@ -34,19 +34,19 @@ type VM struct {
 	Disks []ResolvedDisk
 	// Kernel and Initrd are the images of a direct kernel boot, or nil. They do not change after the VM was created.
 	Kernel, Initrd *ImageRef
-	// CDROM is the image in the CD-ROM drive, and Rescue is the disk of a rescue. They are nil if the VM has none. They
-	// are derived from the metadata, and change only while the VM is STOPPED.
+	// CDROM is the image in the CD-ROM drive, and Rescue is the rescue disk (see RescueKey). They are nil if the VM has
+	// none. They are derived from the metadata, and change only while the VM is STOPPED.
 	CDROM  *ImageRef     `cbor:",omitempty"`
 	Rescue *ResolvedDisk `cbor:",omitempty"`
 	// NICRefusal is the host's last refusal to attach or detach a NIC, or nil if NICs were changed after it.
 	NICRefusal *NICRefusal `cbor:",omitempty"`
 	// DiskRefusal is the host's last refusal to attach or detach a disk, or nil if disks were changed after it.
 	DiskRefusal *DiskRefusal `cbor:",omitempty"`
-	// Resize is the resize that the host has not carried out yet, or nil.
+	// Resize is the pending resize: the host has not reported yet that it has taken effect. It is nil if there is none.
 	Resize *Resize `cbor:",omitempty"`
 	// Recovery is set from the time at which the VM lost its host until the VM is as it should be on another host.
 	Recovery *Recovery `cbor:",omitempty"`
-	// History holds the last MaxHistory changes of State, the oldest first.
+	// History has the last changes of State, at most MaxHistory, the oldest first.
 	History []Transition `cbor:",omitempty"`
 	// Choice says why the VM was placed on its host. It is nil for a VM that was placed before choices were recorded.
 	Choice *Choice `cbor:",omitempty"`
@@ -196,6 +196,6 @@ type Observation struct {
 	LaunchGeneration uint64
 	VCPUs            uint32
 	MemoryMiB        uint64
-	// Migration is nil if the host knows of no migration of the VM.
+	// Migration is the host's report about a migration of the VM, or nil if the host has no record of one.
 	Migration *MigrationObservation
 }

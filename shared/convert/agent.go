@@ -27,8 +27,8 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 	return out
 }
 
-// assignMachine sets the firmware, the TPM, the clock and the drives that are no disks of the VM. A VM with a rescue disk
-// boots from this disk by its firmware, and not from its kernel.
+// assignMachine sets the firmware, the TPM, the clock, the CD-ROM drive and the rescue disk. For a VM with a rescue
+// disk it removes the kernel, so that the firmware boots from the rescue disk.
 func assignMachine(out *agentv1.AssignedVm, vm *cloud.VM) {
 	out.Firmware, out.OsType = agentv1.Firmware_FIRMWARE_BIOS, vmv1.OsType_OS_TYPE_LINUX
 	if vm.UEFI() {
@@ -45,8 +45,8 @@ func assignMachine(out *agentv1.AssignedVm, vm *cloud.VM) {
 	}
 }
 
-// AssignedMigration returns the part of a host in a migration as the message that is sent to the agent on the host. It
-// returns nil if m is nil.
+// AssignedMigration returns the message that tells the agent on the host on its role in the migration m. It returns nil
+// if m is nil.
 func AssignedMigration(m *cloud.Migration, on cloud.NodeID) *agentv1.AssignedMigration {
 	if m == nil {
 		return nil

@@ -174,8 +174,8 @@ func PeerID(state tls.ConnectionState) (ID, bool) {
 	return id, err == nil
 }
 
-// Hosts returns the TLS configuration of both ends of a connection between two hosts. A host's certificate is one of a
-// client, so both ends accept such a certificate. The function accept decides which host is accepted.
+// Hosts returns the TLS configuration for either end of a connection between two hosts. Hosts have only client
+// certificates, so the client also accepts such a certificate from the server. accept decides which host is accepted.
 func Hosts(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
 	c := server(own, authority, accept, 0)
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own() }

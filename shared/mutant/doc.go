@@ -97,7 +97,7 @@ const (
 	StaleRead         = "stale-read"          // ReadIndex returns without contacting a quorum: controlplane/sim
 	DropGuards        = "drop-guards"         // a transaction is applied although keys that it read have changed: controlplane/sim
 	IgnoreGeneration  = "ignore-generation"   // a report of an older generation is accepted: controlplane/sim
-	ReserveNewSize    = "reserve-new-size"    // a resize of a running VM reserves only the new size: controlplane/compute/vm
+	ReserveNewSize    = "reserve-new-size"    // a resize of a running VM allocates only the new size: controlplane/compute/vm
 	ForgetProposalIDs = "forget-proposal-ids" // a repeated proposal is applied twice: controlplane/sim
 	AckBeforeSync     = "ack-before-sync"     // entries are acknowledged before they are durable: controlplane/sim
 	DropVoteSync      = "drop-vote-sync"      // a raft vote is not written to disk: controlplane/sim
@@ -136,7 +136,7 @@ const (
 	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
 	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm
 	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm, controlplane/compute/volume
-	KeepOldCell       = "keep-old-cell"       // a host whose free capacity changes stays where the index of hosts had it: controlplane/compute/schedule
+	KeepOldCell       = "keep-old-cell"       // a host whose free capacity changes stays in its old cell of the index of hosts: controlplane/compute/schedule
 	CountLostHost     = "count-lost-host"     // the capacity of a lost host counts for the VMs that it loses: controlplane/compute/schedule
 	AllocateTwice     = "allocate-twice"      // a VM is placed without regard to concurrent placements on the same host: controlplane/compute/vm
 	UnauditedChange   = "unaudited-change"    // a change is stored without an audit record: controlplane/accounts/identity
@@ -211,9 +211,9 @@ const (
 	CommitCanceled          = "commit-canceled"           // the switchover of a migration is committed although it was cancelled: shared/cloud
 	SwitchWithoutGeneration = "switch-without-generation" // the switchover does not increment the VM's generation: shared/cloud
 	RollBackUnproven        = "roll-back-unproven"        // a migration is rolled back although the target may run the guest: shared/cloud, controlplane/sim
-	ReleaseSourceEarly      = "release-source-early"      // the source is told to destroy the guest before the target runs it: shared/cloud
+	ReleaseSourceEarly      = "release-source-early"      // the source gets the order to destroy the guest before the target runs it: shared/cloud
 	ObeyOldAttempt          = "obey-old-attempt"          // a report about an earlier migration of a VM counts for the present one: shared/cloud
-	TwoMigrationHolders     = "two-migration-holders"     // the target of an aborted migration is not told to destroy the VM: controlplane/compute/vm
+	TwoMigrationHolders     = "two-migration-holders"     // the target of an aborted migration gets no order to destroy the VM: controlplane/compute/vm
 )
 
 // Mutants of the services for guests in a VPC, each with the package whose tests must fail when the mutant is active.

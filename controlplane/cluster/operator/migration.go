@@ -33,7 +33,8 @@ func (s *server) CancelMigration(ctx context.Context, in *operatorv1.CancelMigra
 	return &operatorv1.CancelMigrationResponse{}, nil
 }
 
-// migrationToProto converts a VM's migration, or the result of its last one. It returns nil if the VM was never migrated.
+// migrationToProto converts a VM's migration, or the result of its last one. It returns nil if the VM was never
+// migrated.
 func migrationToProto(in vm.Migration) *operatorv1.Migration {
 	if m := in.VM.Migration; m != nil {
 		return &operatorv1.Migration{

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// maxProblem is the maximum length, in bytes, of the reason why a host does not serve RBD or another feature.
+	// maxProblem is the maximum length, in bytes, of the reason why a host does not support RBD or another feature.
 	maxProblem = 200
 	// maxFeatures is the maximum number of features of virtual machines that a host reports.
 	maxFeatures = 32
@@ -25,8 +25,7 @@ const (
 var validFeature = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
 // hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture,
-// storage pools, and whether the host serves RBD and takes part in live
-// migrations.
+// storage pools, whether the host serves RBD and takes part in live migrations, and features of virtual machines.
 type hostFacts struct {
 	models       []string
 	qemu         string
@@ -98,7 +97,7 @@ func checkProblem(field, problem string) error {
 	return nil
 }
 
-// checkFeatures converts the features of virtual machines that a host reports.
+// checkFeatures checks the features of virtual machines that a host reports, and returns the problem of each by name.
 func checkFeatures(all []*agentv1.MachineFeature) (map[string]string, error) {
 	const field = "facts.machine_features"
 	if len(all) > maxFeatures {

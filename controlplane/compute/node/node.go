@@ -266,8 +266,8 @@ func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err 
 	return n, err
 }
 
-// Named returns the ID of the host with this ID or name. It returns NotFound if there is none, or several hosts have the
-// name.
+// Named returns the ID of the host with this ID or name. It returns NotFound if there is none, or several hosts have
+// the name.
 func (s *Service) Named(ctx context.Context, idOrName string) (id cloud.NodeID, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		all, _, err := Nodes.List(v, 0)

@@ -9,16 +9,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// placement holds the index in which Place searches. It has the hosts of Service.nodes, and is changed with that map. Its
-// mutex is separate from Service.mu, because a search calls Request.Check, which reads records.
+// placement holds the index in which Place searches. The index has the hosts of Service.nodes, and is changed together
+// with that map. It has its own mutex, because a search calls Request.Check, which reads records. Request.Check must
+// not lock Service.mu, because goroutines that hold Service.mu wait for this mutex.
 type placement struct {
 	mu    sync.RWMutex
 	index *schedule.Index
 }
 
-// Place chooses a host for a VM. It sets r.Now. The result is based on the leader's copy of the hosts' records, which can
-// be older than the records: the caller must check the chosen host in its transaction. On members other than the leader
-// no host fits, and Refused is empty.
+// Place chooses a host for a VM. It sets r.Now. The result is based on the leader's copy of the hosts' records. This
+// copy can be older than the records, so the caller must check the chosen host in its transaction. On other members
+// than the leader the copy is empty: Node and Refused of the result are empty.
 func (s *Service) Place(r *schedule.Request) schedule.Decision {
 	r.Now = s.opts.Steady().UnixMilli()
 	s.placement.mu.RLock()

@@ -8,16 +8,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// filter is a rule that excludes hosts. The function excludes does no formatting, because it is called for every host
-// that a search examines.
+// filter is a rule that excludes hosts. The function excludes formats no text, because it is called for every host that
+// a search examines.
 type filter struct {
 	excludes func(*host, *query) bool
-	// reason returns the texts of the Refusal. Group is Reason if reason leaves it empty.
+	// reason returns a Refusal with Reason, and with Group unless Group equals Reason.
 	reason func(*host, *query) Refusal
 }
 
-// filters is the table of rules. The first that excludes a host gives the reason. Reasons that do not change by
-// themselves come before those that do, such as a lack of capacity.
+// filters is the table of rules. The first rule that excludes a host gives the reason. The lack of capacity is last,
+// because it can change at any time.
 var filters = []filter{
 	{func(h *host, q *query) bool { return h.node.State(q.Now, h.lastSeen) != cloud.NodeReady },
 		func(h *host, q *query) Refusal {

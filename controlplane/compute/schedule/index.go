@@ -37,7 +37,7 @@ type host struct {
 	cell     *cell
 }
 
-// class is a set of hosts of about equal size and with equal CPUs.
+// class is a set of hosts of about equal size, with the same architecture and the same CPU models.
 type class struct {
 	classKey
 	models []string
@@ -53,7 +53,8 @@ type classKey struct {
 	models       string // separated by commas
 }
 
-// cell is the set of hosts of a class with the same part of each resource free, in twentieths: vCPUs, memory, storage.
+// cell is the set of those hosts of a class that have the same parts free: the free twentieths of vCPUs, memory,
+// storage.
 type cell struct {
 	free  [3]uint8
 	hosts []*host // sorted by ring position
@@ -197,8 +198,8 @@ func (c *class) lacksModel(r *Request) bool {
 	return r.CPUModel != "" && !slices.Contains(c.models, r.CPUModel)
 }
 
-// freeParts returns how many twentieths of each resource are free, rounded down. A resource of which the host has
-// nothing counts as free, because only VMs that need nothing of it can be placed there.
+// freeParts returns how many twentieths of each resource are free, rounded down. A resource that the host does not have
+// counts as completely free, because only VMs that do not need this resource can be placed there.
 func (h *host) freeParts() (parts [3]uint8) {
 	all := h.node.Allocatable
 	for i, r := range [3][2]uint64{
@@ -241,8 +242,8 @@ func (h *host) leaveCell() {
 type classNeed struct {
 	// twentieths are the parts of each resource that the VM takes, rounded down.
 	twentieths [3]uint8
-	// least are the parts that must be free. Hosts with that much free may still have too little, because parts are
-	// rounded. 255 means that no host of the class has enough.
+	// least has the twentieths of each resource that must be free. A host with so much free can still have too little,
+	// because the parts are rounded. 255 means that no host of the class has enough.
 	least [3]uint8
 }
 
@@ -267,8 +268,8 @@ func (c *class) need(need cloud.Capacity) (out classNeed) {
 	return out
 }
 
-// level returns how many twentieths of the scarcest resource a host stays free of, if it has the parts free now and gets
-// the VM.
+// level returns how many twentieths of a host's scarcest resource stay free if the VM is placed on the host. The
+// parameter free has the parts that are free now.
 func (n *classNeed) level(free [3]uint8) int {
 	left := levels
 	for i := range free {

@@ -8,21 +8,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Loss describes what happens if one host is lost.
+// Loss describes the consequences of the loss of one host.
 type Loss struct {
 	Node cloud.NodeID
 	Name string
-	// VMs is the number of VMs on the host. Of these, Recovered get another host, Waiting find none, and the others stay
-	// on the lost host: they must not or cannot run elsewhere.
+	// VMs is the number of VMs on the host. Recovered is the number of those that get another host, and Waiting is the
+	// number of those for which no host is found. The others stay on the lost host: they must not or cannot run elsewhere.
 	VMs, Recovered, Waiting int
-	// First is the name of the first VM that finds no host, and Reason is why.
+	// First is the name of the first VM for which no host is found, and Reason is the reason.
 	First, Reason string
 }
 
-// FindLosses computes for each host what happens if this host is lost: whether the other hosts have room for all of its
-// VMs that the control plane then starts elsewhere. The VMs are placed by the rules of Place, in the order of their
-// priority. Hosts that are NOT_READY are not considered, because their loss is already being dealt with. The result is
-// sorted by the names of the hosts.
+// FindLosses computes for each host the consequences of its loss: whether the other hosts have room for all of its VMs
+// that the control plane then starts elsewhere. The VMs are placed by the rules of Place, in the order of their
+// priority. The result has no entries for hosts that are NOT_READY, because these count as lost already. It is sorted
+// by host name.
 func FindLosses(s *Snapshot) []Loss {
 	t := newTrial(s)
 	byHost := map[cloud.NodeID][]*SnapshotVM{}
@@ -40,7 +40,7 @@ func FindLosses(s *Snapshot) []Loss {
 	return out
 }
 
-// lose removes the host, places its VMs, and undoes both.
+// lose removes the host from the trial, places its VMs on other hosts, and then restores the trial.
 func (t *trial) lose(h *SnapshotHost, vms []*SnapshotVM) Loss {
 	out := Loss{Node: h.Node.ID, Name: h.Node.Name, VMs: len(vms)}
 	vms = slices.DeleteFunc(slices.Clone(vms), func(vm *SnapshotVM) bool { return !vm.Recovers })

@@ -22,14 +22,15 @@ type Plan struct {
 	Before, After Balance
 }
 
-// Balance has the use of the READY host with the highest and with the lowest use. Both are 0 if there are no such hosts.
+// Balance has the use of the READY host with the highest and with the lowest use. Both are 0 if there are no such
+// hosts.
 type Balance struct{ Highest, Lowest float64 }
 
-// MinGain is by how much a move must reduce the use of the fuller host. A move costs time and network traffic, so moves
-// with a smaller gain are not proposed.
+// MinGain is the minimum by which a move must reduce the use of the fuller host. A move costs time and network traffic,
+// so moves with a smaller gain are not proposed.
 const MinGain = 0.05
 
-// Use returns the part, from 0 to 1, of a host's allocatable capacity that is allocated, of the scarcest resource.
+// Use returns the allocated part, from 0 to 1, of that resource of a host of which the largest part is allocated.
 func Use(n *cloud.Node) float64 {
 	use := 0.0
 	for _, r := range [][2]uint64{
@@ -44,9 +45,10 @@ func Use(n *cloud.Node) float64 {
 	return use
 }
 
-// Rebalance proposes at most most moves that make the use of the READY hosts more equal. Each move takes a VM from the
-// fullest host from which a move gains at least MinGain, and moves it where Place places it. It is the move that leaves
-// the fuller of the two hosts emptiest. A VM is moved at most once, and not if the new host is worse for its soft groups.
+// Rebalance proposes moves that make the use of the READY hosts more equal, at most the number most. The source of each
+// move is the fullest host from which a move gains at least MinGain, and the target is the host that Place chooses. Of
+// the VMs on the source, Rebalance chooses the one whose move leaves the lowest use of the fuller host. A VM is moved
+// at most once, and is not moved if the new host is worse for its soft groups or its spread.
 func Rebalance(s *Snapshot, most int) Plan {
 	b := &balancer{trial: newTrial(s), vms: map[cloud.NodeID][]*SnapshotVM{}}
 	for i := range s.Hosts {
@@ -77,7 +79,7 @@ func Rebalance(s *Snapshot, most int) Plan {
 type balancer struct {
 	*trial
 	ready []cloud.NodeID
-	// vms has the VMs that can be moved and were not, by host.
+	// vms has, by host, the VMs that can be moved and have not been moved yet.
 	vms map[cloud.NodeID][]*SnapshotVM
 }
 
@@ -94,7 +96,7 @@ func (b *balancer) balance() (out Balance) {
 	return out
 }
 
-// next makes the next move, if one gains enough.
+// next makes the next move in the trial and returns it. It returns false if no move gains MinGain.
 func (b *balancer) next() (Move, bool) {
 	lowest := b.balance().Lowest
 	slices.SortFunc(b.ready, func(x, y cloud.NodeID) int { return cmp.Or(cmp.Compare(b.use(y), b.use(x)), cmp.Compare(x, y)) })
@@ -120,7 +122,8 @@ func (b *balancer) next() (Move, bool) {
 	return Move{}, false
 }
 
-// try returns the move of the VM to the host where Place places it. To is empty if there is none.
+// try returns the move of the VM to the host that Place chooses, without making it. To is empty if no host fits, or if
+// the new host is worse for the VM's groups.
 func (b *balancer) try(vm *SnapshotVM, from cloud.NodeID) Move {
 	b.take(vm, from)
 	defer b.add(vm, from)

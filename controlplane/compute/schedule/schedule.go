@@ -1,6 +1,6 @@
-// Package schedule chooses hosts for VMs. Its functions are pure: they read no clock, no record and no random source, so
-// equal arguments give equal results. The main type is Index, which holds the hosts. Index.Place chooses a host for one
-// VM.
+// Package schedule chooses hosts for VMs. Its functions are pure: they read no clock, no record and no random source,
+// so equal arguments give equal results. The main type is Index, which holds the hosts. Index.Place chooses a host for
+// one VM.
 //
 // A host is considered if no entry of the table filters excludes it. Of the remaining hosts Place chooses the first in
 // this order (type rank):
@@ -13,8 +13,8 @@
 //  5. the smallest distance on a ring from the hash of the VM's ID to the hash of the host's ID.
 //
 // Decisions:
-//   - Level is in twentieths, and not exact, so that many hosts are equally good. The ring then distributes VMs that are
-//     created at the same time over these hosts, which avoids conflicts of their transactions.
+//   - Level is in twentieths, and not exact, so that many hosts are equally good. The ring then distributes VMs that
+//     are created at the same time over these hosts, which avoids conflicts of their transactions.
 //   - Level depends only on a host's class (hosts of about equal size) and on its cell (the free twentieths of each
 //     resource). So Place compares cells instead of hosts: 10,000 hosts usually have a few hundred cells.
 //   - In a cell, hosts are sorted by their position on the ring. Place finds the first host by binary search, and skips
@@ -64,7 +64,7 @@ type Groups struct {
 	Affinity map[cloud.NodeID]int
 	// AntiAffinity: the VM must not be on a host with a member.
 	AntiAffinity map[cloud.NodeID]int
-	// AffinitySoft and AntiAffinitySoft prefer hosts with a member, or with the fewest members.
+	// AffinitySoft: hosts with a member are preferred. AntiAffinitySoft: hosts with the fewest members are preferred.
 	AffinitySoft, AntiAffinitySoft map[cloud.NodeID]int
 	// SpreadLabel is a label of hosts, such as a rack. The VM is placed on a host whose value of the label has the fewest
 	// VMs of the VM's spread group, which are counted in Spread. SpreadLabel is empty if the VM has no such preference.

@@ -15,8 +15,8 @@ import (
 // MiB and GiB; `label=key:value`, `cordoned` or `lost` (NOT_READY) may be added. `place vm= vcpus= mem= disk=` places a
 // VM that needs that capacity, and prints the chosen host, or the reason for each host; `select=key:value` and
 // `model=CPU-MODEL` may be added. `together=`, `apart=`, `near=` and `far=` put the VM into an affinity group, an
-// anti-affinity group, a soft affinity group and a soft anti-affinity group, and `spread=label` into the spread group of
-// that label. The VM's capacity is then allocated on the chosen host.
+// anti-affinity group, a soft affinity group and a soft anti-affinity group, and `spread=label` into the spread group
+// of that label. The VM's capacity is then allocated on the chosen host.
 func TestPlace(t *testing.T) {
 	datadriven.Walk(t, "testdata/place", func(t *testing.T, path string) {
 		c := &testCloud{ix: NewIndex(), members: map[string]map[cloud.NodeID]int{}}

@@ -11,7 +11,7 @@ import (
 // fewHosts is the number of hosts up to which a search examines all hosts with a label instead of the cells.
 const fewHosts = 256
 
-// query is a request with what the search for it computes once.
+// query is a request with values that are computed once for the whole search.
 type query struct {
 	*Request
 	ix       *Index
@@ -86,7 +86,7 @@ func (r rank) compare(o rank) int {
 		cmp.Compare(r.distance, o.distance), cmp.Compare(r.id, o.id))
 }
 
-// within is a condition on hosts in a part of a search. It is nil if there is none.
+// within is a condition that restricts a part of a search to some hosts. nil means all hosts.
 type within func(*host) bool
 
 // search returns the host with the lowest rank of those that no filter excludes, or nil.
@@ -103,7 +103,8 @@ func (q *query) search() *host {
 	return q.best(q.known(q.AntiAffinitySoft), nil)
 }
 
-// shortList returns the hosts that hard requirements leave, if these are few.
+// shortList returns a list that has all hosts which satisfy the hard requirements, and maybe others. It returns false
+// if the requirements do not lead to a short list.
 func (q *query) shortList() ([]*host, bool) {
 	if q.On != "" {
 		return q.known(map[cloud.NodeID]int{q.On: 1}), true

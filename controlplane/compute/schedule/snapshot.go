@@ -32,7 +32,7 @@ type SnapshotVM struct {
 	Recovers bool
 	// Priority orders the VMs of a lost host: higher numbers are placed first.
 	Priority int
-	// Immovable is the reason why the VM cannot be moved to another host while it has one. It is empty if it can.
+	// Immovable is the reason why Rebalance cannot move the VM to another host. It is empty if the VM can be moved.
 	Immovable string
 }
 
@@ -114,13 +114,13 @@ func (t *trial) request(vm *SnapshotVM, skip map[cloud.NodeID]string) *Request {
 	return &r
 }
 
-// add gives the VM a host.
+// add allocates the VM's capacity on a host, and adds the VM to the members of its groups there.
 func (t *trial) add(vm *SnapshotVM, node cloud.NodeID) {
 	t.index.Allocate(node, vm.Request.Need)
 	t.join(vm, node, 1)
 }
 
-// take takes the VM from its host.
+// take undoes add.
 func (t *trial) take(vm *SnapshotVM, node cloud.NodeID) {
 	t.index.Free(node, vm.Request.Need)
 	t.join(vm, node, -1)

@@ -12,10 +12,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestSnapshot runs the scripts in testdata/snapshot. `host` is as in TestPlace. `vm id= on= vcpus= mem= disk=` adds a VM
-// that is started elsewhere if its host is lost, and allocates its capacity; `stays` (the VM is not started elsewhere and
-// cannot be moved), `priority=`, `apart=`, `near=` and `select=key:value` may be added. `losses` prints what happens if
-// each host is lost, and `rebalance [most=]` proposes moves.
+// TestSnapshot runs the scripts in testdata/snapshot. `host` is as in TestPlace. `vm id= on= vcpus= mem= disk=` adds a
+// VM that is started elsewhere if its host is lost, and allocates its capacity; `stays` (the VM is not started
+// elsewhere and cannot be moved), `priority=`, `apart=`, `near=` and `select=key:value` may be added. `losses` prints
+// what happens if each host is lost, and `rebalance [most=]` proposes moves.
 func TestSnapshot(t *testing.T) {
 	datadriven.Walk(t, "testdata/snapshot", func(t *testing.T, path string) {
 		s := &Snapshot{Now: now}
@@ -166,8 +166,8 @@ func byID(vms []SnapshotVM) (out []*SnapshotVM) {
 	return out
 }
 
-// TestRandomRebalance checks the proposals for random clouds: after the moves no host has more allocated than it has, no
-// anti-affinity group has two VMs on a host, each move gains at least MinGain, and the fullest host is not fuller.
+// TestRandomRebalance checks the proposals for random clouds: after the moves no host has more allocated than it has,
+// no anti-affinity group has two VMs on a host, each move gains at least MinGain, and the fullest host is not fuller.
 func TestRandomRebalance(t *testing.T) {
 	moves := 0
 	for seed := range 300 {

@@ -19,11 +19,12 @@ type HostCapacity struct {
 	Name                             string
 	State                            cloud.NodeState
 	Capacity, Allocatable, Allocated cloud.Capacity
-	// Loss describes what happens if the host is lost. It is nil if the host is NOT_READY.
+	// Loss describes the consequences of the loss of the host. It is nil if the host is NOT_READY.
 	Loss *schedule.Loss
 }
 
-// Capacity returns the capacity of each host, sorted by name, and what happens if the host is lost. It asks the leader.
+// Capacity returns the capacity of each host, sorted by name, and the consequences of the loss of the host. The leader
+// computes the result, because only the leader has the times of the last heartbeats.
 func (s *Service) Capacity(ctx context.Context) ([]HostCapacity, error) {
 	return capacityCommand.Call(ctx, s.opts.Commands, struct{}{})
 }
@@ -67,7 +68,7 @@ type snapshot struct {
 	// tenants has the tenant of each VM, and nodes the record of each host.
 	tenants map[cloud.VMID]cloud.Tenant
 	nodes   map[cloud.NodeID]*cloud.Node
-	// failed is the first error of a Check.
+	// failed is the first error of a Request.Check, which cannot return errors.
 	failed error
 }
 
@@ -128,7 +129,8 @@ func (s *snapshot) vm(vm *cloud.VM) (schedule.SnapshotVM, error) {
 	return out, nil
 }
 
-// recovery sets whether the VM is started on another host when its host is lost, and which hosts can have it then.
+// recovery sets out.Recovers to whether the VM is started on another host when its host is lost, and the conditions on
+// that host.
 func (s *snapshot) recovery(vm *cloud.VM, out *schedule.SnapshotVM) error {
 	if vm.Recoverable(true) != "" {
 		return nil
@@ -150,7 +152,7 @@ func (s *snapshot) recovery(vm *cloud.VM, out *schedule.SnapshotVM) error {
 	return nil
 }
 
-// migration sets whether the VM can be migrated, and which hosts can have it then.
+// migration sets out.Immovable if the VM cannot be migrated, and otherwise the conditions on the target.
 func (s *snapshot) migration(vm *cloud.VM, out *schedule.SnapshotVM) error {
 	source := s.nodes[vm.Node]
 	switch why := vm.NotMigratable(); {
@@ -201,7 +203,7 @@ func (s *snapshot) image(id cloud.ImageID) (*image.Usable, error) {
 	return s.images[id], nil
 }
 
-// vmGroups returns the groups of a VM. Groups are of a project.
+// vmGroups returns the keys of a VM's groups. A key contains the project, because a group has only VMs of one project.
 func vmGroups(vm *cloud.VM) schedule.VMGroups {
 	keys := groupsOf(vm.Labels)
 	key := func(label string) string {

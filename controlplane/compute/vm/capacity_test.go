@@ -21,8 +21,8 @@ func movable(q *CreateRequest) {
 	q.Metadata = map[string]string{cloud.HighAvailability: "restart"}
 }
 
-// TestCapacityOfHosts checks what Capacity and the metrics report for a cloud in which VMs of one host find no other host.
-// A VM with a disk on its host and a VM that should not run are not started elsewhere.
+// TestCapacityOfHosts checks what Capacity and the metrics report for a cloud in which VMs of one host find no other
+// host. A VM with a disk on its host and a VM that should not run are not started elsewhere.
 func TestCapacityOfHosts(t *testing.T) {
 	w := newWorld(t)
 	first := w.AddHost("h1", cloud.Capacity{VCPUs: 6, MemoryMiB: 4096, StorageGiB: 100})

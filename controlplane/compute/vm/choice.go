@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
 )
 
-// choiceReason returns why schedule.Index.Place chose a host for the request r: the rules of package schedule that
-// applied, in their order.
+// choiceReason returns the text for Choice.Reason: the rules by which schedule.Index.Place chose a host for the request
+// r, in the order in which they apply. "it" in the text is the host.
 func choiceReason(r *schedule.Request) string {
 	if r.On != "" {
 		return "it has the VM's volumes"

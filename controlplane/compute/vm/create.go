@@ -124,8 +124,8 @@ func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created
 	return out, err
 }
 
-// untilHeartbeats calls place, and repeats it for up to heartbeatWait while it returns a retryableRefusal. It then
-// returns the refusal itself.
+// untilHeartbeats calls place until it returns something else than a retryableRefusal, for up to heartbeatWait. After
+// that time it returns the error in the last retryableRefusal.
 func (s *Service) untilHeartbeats(ctx context.Context, place func() error) error {
 	deadline := time.NewTimer(heartbeatWait)
 	defer deadline.Stop()

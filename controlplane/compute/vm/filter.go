@@ -14,8 +14,8 @@ import (
 type matcher func(*cloud.VM) bool
 
 // parseFilter compiles an AIP-160 filter. The fields name, id, state, node_id, org_id, project_id and labels.<key> can
-// be compared by = and !=, labels also by : (exists). Comparisons can be combined by AND, OR, NOT and parentheses. A label key that is not a
-// plain word must be quoted: labels."a/b". An empty filter accepts every VM.
+// be compared by = and !=, labels also by : (exists). Comparisons can be combined by AND, OR, NOT and parentheses. A
+// label key that is not a plain word must be quoted: labels."a/b". An empty filter accepts every VM.
 func parseFilter(text string) (matcher, error) {
 	if len(text) > cloud.MaxFilter {
 		return nil, fault.Invalid("filter", "at most %d bytes, got %d", cloud.MaxFilter, len(text))

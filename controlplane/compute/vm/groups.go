@@ -11,12 +11,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Keys of VM labels that control where the VM is placed. The value of a group label is the name of a group of VMs of the
-// project. The groups of different labels are different groups, also if they have the same name.
+// Keys of VM labels that control where the VM is placed. The value of a group label is the name of a group of VMs of
+// the project. The groups of different labels are different groups, also if they have the same name.
 const (
-	// Affinity: the VMs of a group are placed on one host. The first VM chooses the host.
+	// Affinity: all VMs of a group are placed on the host of the group's first VM.
 	Affinity = "trivet/affinity"
-	// AffinitySoft: like Affinity, but a VM for which these hosts have no room is placed on another host.
+	// AffinitySoft: hosts with a VM of the group are preferred. If these have no room, the VM is placed on another host.
 	AffinitySoft = "trivet/affinity-soft"
 	// AntiAffinity: no two VMs of a group are placed on the same host.
 	AntiAffinity = "trivet/anti-affinity"
@@ -25,7 +25,8 @@ const (
 	// Spread names a label of hosts, such as rack. The VM is placed on a host whose value of this label has the fewest VMs
 	// of the VM's spread group. Hosts without the label are the last choice.
 	Spread = "trivet/spread"
-	// SpreadGroup is the VM's spread group. VMs without it are one group too. Only VMs with an equal label Spread count.
+	// SpreadGroup is the VM's spread group. VMs without this label are one group. Only VMs with the same value of Spread
+	// belong to a group.
 	SpreadGroup = "trivet/spread-group"
 	// NodeSelector lists the labels that the host must have, as comma-separated k=v pairs.
 	NodeSelector = "trivet/node-selector"
@@ -34,8 +35,8 @@ const (
 // fixedLabels cannot be changed after a VM is created, because they decide which group records the VM has.
 var fixedLabels = []string{Affinity, AffinitySoft, AntiAffinity, AntiAffinitySoft, Spread, SpreadGroup}
 
-// groupsOf returns the keys of the groups of a VM with these labels, by the label that names the group. For a spread
-// group that is Spread.
+// groupsOf returns the keys of the groups of a VM with these labels. The map key is the label that names the group, and
+// Spread for the spread group.
 func groupsOf(labels map[string]string) map[string]string {
 	out := map[string]string{}
 	for _, label := range []string{Affinity, AffinitySoft, AntiAffinity, AntiAffinitySoft} {
@@ -74,8 +75,8 @@ func leaveGroups(tx *store.Tx, vm *cloud.VM) {
 // targetSuffix is added to a VM's ID in the key of the anti-affinity record for the other host of its migration.
 const targetSuffix = "-other"
 
-// setOtherHost records that no VM of the VM's anti-affinity group may be placed on the other host of its migration. The
-// host is empty if the VM is not being migrated.
+// setOtherHost records the host other in the VM's anti-affinity group, so that no VM of the group is placed on the
+// other host of the VM's migration. If other is empty, setOtherHost removes this record.
 func setOtherHost(tx *store.Tx, vm *cloud.VM, other cloud.NodeID) {
 	key := groupsOf(vm.Labels)[AntiAffinity]
 	switch {
@@ -87,8 +88,9 @@ func setOtherHost(tx *store.Tx, vm *cloud.VM, other cloud.NodeID) {
 	}
 }
 
-// groupMembers returns the hosts of the other VMs in the VM's groups. The records that it reads are guarded, so of two
-// VMs of a group that are created at the same time, one is placed with regard to the other.
+// groupMembers returns the number of other VMs of the VM's groups on each host. If r is a transaction, it conflicts
+// with concurrent changes of these groups: of two VMs of a group that are created at the same time, the later one is
+// placed with regard to the earlier one.
 func groupMembers(r store.Reader, vm *cloud.VM) (out schedule.Groups, err error) {
 	for label, key := range groupsOf(vm.Labels) {
 		all, _, err := groups.List(r, 0, string(vm.Project), key)
@@ -106,7 +108,7 @@ func groupMembers(r store.Reader, vm *cloud.VM) (out schedule.Groups, err error)
 	return out, nil
 }
 
-// setMembers sets the members of the group of a label.
+// setMembers sets that field of g that belongs to a label. spread is the VM's value of the label Spread.
 func setMembers(g *schedule.Groups, label, spread string, members map[cloud.NodeID]int) {
 	switch label {
 	case Affinity:

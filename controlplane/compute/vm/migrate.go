@@ -26,13 +26,14 @@ const (
 // accelLabel is the label of a host that says how the host runs guests. Guests cannot move between KVM and TCG.
 const accelLabel = "trivet/accel"
 
-// migrateMargin is how long Migrate waits after the timeout of the migration, in which a migration is undone.
+// migrateMargin is the time for which Migrate waits after the timeout of the migration, for the switchover or a
+// rollback.
 const migrateMargin = 90 * time.Second
 
 type migrateRequest struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
-	// Target is empty if the leader is to choose the host.
+	// Target is the requested host, or empty if the leader chooses the host.
 	Target  cloud.NodeID
 	Seconds uint32
 	Body    [32]byte
@@ -40,8 +41,9 @@ type migrateRequest struct {
 
 // Migrate begins a live migration of a RUNNING VM to another host, and returns the VM as MIGRATING. If target is empty,
 // the leader chooses the host. A migration that has not reached its switchover after the given number of seconds is
-// aborted; 0 is the default of cloud.VM.MigrationTimeout. With wait, Migrate returns when the migration has ended, and
-// returns FailedPrecondition with the reason if the VM has stayed on its host.
+// aborted; 0 means the default of cloud.VM.MigrationTimeout. With wait, Migrate waits until the migration has ended,
+// for at most the timeout and migrateMargin, and then sets TimedOut in the result. It returns FailedPrecondition with
+// the reason if the VM has stayed on its host.
 func (s *Service) Migrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, target cloud.NodeID, seconds uint32, wait bool, body [32]byte) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return PowerResult{}, err
@@ -62,7 +64,8 @@ func (s *Service) Migrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, ta
 	return s.awaitVM(ctx, t, response, limit, migrated)
 }
 
-// migrated reports whether the migration that began in the record began has ended in the record now.
+// migrated reports whether the migration in the record began has ended in the later record now. It returns
+// FailedPrecondition if the VM was not moved.
 func migrated(began, now *cloud.VM) (bool, error) {
 	if began.Migration == nil {
 		return true, nil
@@ -98,8 +101,8 @@ func (s *Service) migrateOnLeader(ctx context.Context, q migrateRequest) (out po
 	return out, err
 }
 
-// beginMigration begins a migration of vm in tx: it chooses the target, allocates the capacity there, and assigns the VM
-// and its ports to both hosts.
+// beginMigration begins a migration of vm in tx: it chooses the target, allocates the capacity there, assigns the VM
+// and its ports to both hosts, and stores vm. If to is not empty, the target is this host.
 func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, seconds uint32) error {
 	if vm.State != cloud.Running {
 		return vm.BeginMigration(to, 0, tx.Now()) // returns the error for the VM's state
@@ -172,7 +175,8 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 	return "", hostRefusal(vm, err)
 }
 
-// migrationShortage returns the reason why no VM can be migrated from the host source to the host n, or "".
+// migrationShortage returns the reason why no VM can be migrated from the host source to the host n, or "" if there is
+// none. The text is the predicate of a sentence whose subject is n.
 func migrationShortage(source, n *cloud.Node) string {
 	switch {
 	case !n.LiveMigration:
@@ -185,7 +189,7 @@ func migrationShortage(source, n *cloud.Node) string {
 	return ""
 }
 
-// hostRefusal returns the error for a VM that cannot be migrated to the requested host, from the error of choose.
+// hostRefusal converts an error of choose to the error for a VM that cannot be migrated to the requested host.
 func hostRefusal(vm *cloud.VM, err error) error {
 	f, ok := fault.From(err)
 	if !ok || f.Reason != reasonNoHostFits {
@@ -201,8 +205,9 @@ type cancelMigrationRequest struct {
 
 var cancelMigrationCommand = leader.NewCommand("vm.cancel-migration", leader.Repeatable, (*Service).cancelMigrationOnLeader)
 
-// CancelMigration ends the migration of a VM before its switchover. The VM goes on running on its host. It returns
-// FailedPrecondition if the switchover has begun. A VM that is not being migrated is not changed.
+// CancelMigration ends the migration of a VM that has not reached the switchover, and returns the VM, which continues
+// on its host. It returns FailedPrecondition if the switchover has begun. A VM that is not being migrated is not
+// changed.
 func (s *Service) CancelMigration(ctx context.Context, t cloud.Tenant, id cloud.VMID) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
@@ -241,14 +246,15 @@ func (s *Service) abortMigration(tx *store.Tx, vm *cloud.VM) error {
 	return err
 }
 
-// Migration is how far a VM's migration has come.
+// Migration is a VM with the progress of its migration.
 type Migration struct {
 	VM *cloud.VM
-	// TotalBytes and SentBytes are the source's last report. They are 0 if the leader has none.
+	// TotalBytes and SentBytes are the progress in the source's last report. They are 0 if the leader has no report.
 	TotalBytes, SentBytes uint64
 }
 
-// GetMigration returns the VM, with its migration or the result of its last one, and the progress.
+// GetMigration returns the VM, whose record has the migration or the result of the last one, and the progress. If the
+// leader does not answer within 200 ms, the progress is 0.
 func (s *Service) GetMigration(ctx context.Context, t cloud.Tenant, id cloud.VMID) (Migration, error) {
 	vm, err := s.Get(ctx, t, id)
 	if err != nil {
@@ -258,7 +264,7 @@ func (s *Service) GetMigration(ctx context.Context, t cloud.Tenant, id cloud.VMI
 	if vm.Migration == nil {
 		return out, nil
 	}
-	// Callers can do without the progress, so wait only briefly.
+	// The progress is optional, so the wait for the leader is short.
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	if p, err := progressCommand.Call(ctx, s.opts.Commands, id); err == nil {

@@ -15,8 +15,9 @@ import (
 // MigrateEvery is the interval at which package leader calls StepMigrations on the leader.
 const MigrateEvery = time.Second
 
-// advanceMigration makes the steps of the VM's migration that are due, and changes all records that depend on them,
-// except the VM's record and its Placed records: the caller must save vm. It returns whether it has made a step.
+// advanceMigration makes the steps of the VM's migration that are due, and changes all records that depend on the VM's
+// hosts. It stores neither vm nor the Placed records of the VM's present hosts: the caller must call save. It returns
+// whether it has made a step.
 func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM, facts cloud.MigrationFacts) (changed bool, err error) {
 	hosts := vm.Hosts()
 	for {
@@ -33,9 +34,9 @@ func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM, facts cloud.Migra
 	return true, s.assignBoth(tx, vm, hosts)
 }
 
-// assignBoth changes the records that depend on the hosts of a VM in a migration. A host in before that is no host of
-// the VM any more is told to destroy the VM, and its capacity stays allocated until it has done so. The ports get the
-// VM's hosts.
+// assignBoth changes the records that depend on the hosts of a VM in a migration: the Placed records of its former
+// hosts, its groups and its ports. The parameter before has the hosts before the step. Those of them that are no longer
+// hosts of the VM must destroy the VM, and its capacity stays allocated there until they have reported that.
 func (s *Service) assignBoth(tx *store.Tx, vm *cloud.VM, before []cloud.NodeID) error {
 	now := vm.Hosts()
 	for _, host := range before {
@@ -50,13 +51,13 @@ func (s *Service) assignBoth(tx *store.Tx, vm *cloud.VM, before []cloud.NodeID) 
 	return network.MigrateNICs(tx, vm.Tenant(), vm.ID, vm.Node, vm.OtherHost(), vm.Name)
 }
 
-// migrating is a VM that is being migrated.
+// migrating identifies a VM that is being migrated.
 type migrating struct {
 	project cloud.ProjectID
 	id      cloud.VMID
 }
 
-// trackMigration keeps s.migrations equal to the records of VMs that are being migrated. The caller must hold s.mu.
+// trackMigration updates s.migrations and s.progress after a change of a VM's record. The caller must hold s.mu.
 func (s *Service) trackMigration(vm *deadlineFields) {
 	if vm.Migration == nil {
 		delete(s.migrations, vm.ID)
@@ -66,7 +67,7 @@ func (s *Service) trackMigration(vm *deadlineFields) {
 	s.migrations[vm.ID] = migrating{vm.Project, vm.ID}
 }
 
-// storeProgress keeps what the source of a migration has reported.
+// storeProgress stores the progress of a migration that its source has reported, in memory.
 func (s *Service) storeProgress(o cloud.Observation) {
 	m := o.Migration
 	if m == nil || m.TotalBytes == 0 {
@@ -79,8 +80,9 @@ func (s *Service) storeProgress(o cloud.Observation) {
 	}
 }
 
-// StepMigrations makes those steps of migrations that no report causes: because of deadlines and of lost hosts. It runs
-// only on the leader. A new leader continues the migrations that it finds.
+// StepMigrations makes the steps of migrations that are due because of deadlines and of lost hosts. Steps because of
+// reports are made by applyReport. StepMigrations runs only on the leader. A new leader continues all migrations in the
+// records. An error ends the call; the other migrations then wait for the next call.
 func (s *Service) StepMigrations(ctx context.Context) error {
 	s.mu.Lock()
 	all := make([]migrating, 0, len(s.migrations))
@@ -103,7 +105,8 @@ func (s *Service) StepMigrations(ctx context.Context) error {
 	return nil
 }
 
-// stepMigration makes the steps of one migration that are due. lost are the hosts whose lease has ended.
+// stepMigration makes the steps of one migration that are due. If the target is in lost, stepMigration fences it first.
+// The parameter lost has the hosts whose lease has ended.
 func (s *Service) stepMigration(ctx context.Context, one migrating, lost []cloud.NodeID) error {
 	var fence cloud.NodeID
 	due := false
@@ -155,8 +158,8 @@ func (s *Service) stepMigration(ctx context.Context, one migrating, lost []cloud
 	return err
 }
 
-// migrationFacts returns what the leader knows of the hosts of a migration. A host counts as fenced only if it has a
-// Fence record and is Unresponsive.
+// migrationFacts returns the facts that the leader knows about the hosts of a migration. TargetFenced and SourceOff
+// require a Fence record and a host that is Unresponsive.
 func (s *Service) migrationFacts(r store.Reader, m *cloud.Migration, lost []cloud.NodeID) (facts cloud.MigrationFacts, err error) {
 	target, err := node.FenceOf(r, m.Target)
 	if err != nil {

@@ -157,7 +157,8 @@ func (s *Service) storeUsage(o cloud.Observation) {
 
 // applyReport applies a host's report about one VM to the VM's records. If tx is nil, it writes nothing. known is true
 // if the VM is placed on the host and not deleted. changed is true if the report changes a record. A report about a VM
-// that is not placed on the host is ignored. The host that is not vm.Node in a migration can change only the migration.
+// that is not placed on the host is ignored. During a migration, a report of the host that is not vm.Node changes only
+// vm.Migration.
 func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil
@@ -258,7 +259,7 @@ type deadlineFields struct {
 	Deadline cloud.Time
 	State    cloud.State
 	Recovery *cloud.Recovery
-	// Migration has none of the fields of cloud.Migration: Follow needs to know only whether there is one.
+	// Migration is decoded without its fields, because Follow needs to know only whether it is nil.
 	Migration *struct{}
 }
 

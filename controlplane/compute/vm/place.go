@@ -29,7 +29,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 
 // choose chooses a host for vm by the request r, and allocates the VM's capacity on it. It first chooses from the
 // leader's copy of the host records. It then reads the chosen host's record in tx, and chooses again if that host is
-// full, not READY or deleted. If r has a function Check, choose calls it too.
+// full, not READY or deleted. choose changes r: it adds hostShortage to r.Check, and hosts to r.Skip.
 func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volumes *volume.Placement) (cloud.NodeID, error) {
 	further := r.Check
 	var failed error // of a read in Check
@@ -77,7 +77,7 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 	}
 }
 
-// placementRequest returns what a VM needs of a host, without Check.
+// placementRequest returns the request for a host for vm. It does not set Check.
 func placementRequest(r store.Reader, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) (*schedule.Request, error) {
 	out := &schedule.Request{
 		VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{},
@@ -95,7 +95,8 @@ func placementRequest(r store.Reader, vm *cloud.VM, images map[cloud.ImageID]*im
 	return out, err
 }
 
-// hostShortage returns the reason why a host cannot have the VM's NICs or volumes, or "" if it can.
+// hostShortage returns the reason why a host cannot have the VM, or "" if it can: the host cannot have the VM's NICs or
+// volumes, or it has not destroyed the VM yet after an earlier placement.
 func (s *Service) hostShortage(tx *store.Tx, vm *cloud.VM, volumes *volume.Placement, n *cloud.Node) (string, error) {
 	why, err := networkShortage(tx.Unguarded(), n.ID, vm.Spec.Network)
 	if err != nil {
@@ -123,7 +124,7 @@ func recordShortage(n *cloud.Node, need cloud.Capacity, volumes *volume.Placemen
 	if n == nil {
 		return "is no longer in the cluster"
 	}
-	// A heartbeat at the time of the call, because only the record is in question.
+	// The equal times stand for a heartbeat at this moment, because only the state in the record is checked here.
 	if state := n.State(1, 1); state != cloud.NodeReady {
 		return "is " + state.String()
 	}
@@ -149,8 +150,8 @@ func (s *Service) awaitingHeartbeats(tx *store.Tx) (bool, error) {
 // reasonNoHostFits is the reason in the error for a placement that found no host.
 const reasonNoHostFits = "NO_HOST_FITS"
 
-// errNoHost returns the error for a placement that found no host. Its details contain the reason for each host, or, in a
-// large cloud, the number of hosts for each reason (see schedule.Summarize).
+// errNoHost returns the error for a placement that found no host. Its details contain the reason for each host, or, in
+// a large cloud, the number of hosts for each reason (see schedule.Summarize).
 func errNoHost(refused []schedule.Refusal) error {
 	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason(reasonNoHostFits)
 	if len(refused) == 0 {

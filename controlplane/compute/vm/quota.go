@@ -14,7 +14,8 @@ func amountOf(vm *cloud.VM) tenant.Amount {
 	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
 }
 
-// releaseQuota subtracts from the usage of the project and the org what a VM has used before and no longer uses.
+// releaseQuota subtracts the difference between before and vm.Reserved from the usage of the project and the org. The
+// parameter before is the VM's reserved capacity before a change.
 func releaseQuota(tx *store.Tx, vm *cloud.VM, before cloud.Capacity) error {
 	less := before.Minus(vm.Reserved())
 	if less == (cloud.Capacity{}) {
@@ -23,7 +24,8 @@ func releaseQuota(tx *store.Tx, vm *cloud.VM, before cloud.Capacity) error {
 	return tenant.Give(tx, vm.Tenant(), tenant.Machines, tenant.Amount{VCPUs: uint64(less.VCPUs), MemoryMiB: less.MemoryMiB, StorageGiB: less.StorageGiB})
 }
 
-// releaseReserved releases the capacity of the host and of the quotas that a VM has used before and no longer uses.
+// releaseReserved releases the difference between before and vm.Reserved on the VM's host and in the quotas. The
+// parameter before is the VM's reserved capacity before a change.
 func releaseReserved(tx *store.Tx, vm *cloud.VM, before cloud.Capacity) error {
 	less := before.Minus(vm.Reserved())
 	if less == (cloud.Capacity{}) {

@@ -13,14 +13,15 @@ import (
 
 // Mover moves VMs between hosts.
 type Mover interface {
-	// MoveVM moves a VM to a host, and returns when the VM is there.
+	// MoveVM moves a VM to a host, and returns when the VM is there or the move has failed.
 	MoveVM(ctx context.Context, t cloud.Tenant, id cloud.VMID, to cloud.NodeID) error
 }
 
 // migrator is the Mover that migrates VMs.
 type migrator struct{ vms *Service }
 
-// MoveVM implements Mover. It uses no idempotency key, because the caller's key is that of the whole call.
+// MoveVM implements Mover. It removes the caller's idempotency key from the context, because that key is for the whole
+// call of Rebalance.
 func (m migrator) MoveVM(ctx context.Context, t cloud.Tenant, id cloud.VMID, to cloud.NodeID) error {
 	if c := auth.CallerOf(ctx); c != nil && c.IdempotencyKey != "" {
 		without := *c
@@ -33,9 +34,9 @@ func (m migrator) MoveVM(ctx context.Context, t cloud.Tenant, id cloud.VMID, to 
 
 // RebalanceRequest describes a call of Rebalance.
 type RebalanceRequest struct {
-	// DryRun is true if no VM is moved.
+	// DryRun is true if the moves are only proposed.
 	DryRun bool
-	// Most is the maximum number of moves.
+	// Most is the maximum number of moves. 0 means DefaultMoves.
 	Most int
 }
 
@@ -55,7 +56,7 @@ const (
 )
 
 // Rebalance proposes moves of VMs that make the use of the hosts more equal (see schedule.Rebalance). Without DryRun it
-// then makes them, one after the other, and ends at the first error.
+// then makes the moves, one after the other, and returns the first error. Moves that were made before stay.
 func (s *Service) Rebalance(ctx context.Context, q RebalanceRequest) (Rebalanced, error) {
 	if q.Most == 0 {
 		q.Most = DefaultMoves

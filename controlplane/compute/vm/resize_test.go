@@ -42,8 +42,8 @@ func (w *world) checkSize(vm *cloud.VM, spec, next, reserved cloud.Capacity, why
 	require.Equal(w.t, reserved, size(uint32(used.VCPUs), used.MemoryMiB), why)
 }
 
-// TestResizeOfRunningVM resizes VMs that have a process. The spec must not change, and the larger of the old and the new
-// size must be reserved, until the host reports that the VM has a process of the new size, or none.
+// TestResizeOfRunningVM resizes VMs that have a process. The spec must not change, and the larger of the old and the
+// new size must be reserved, until the host reports that the VM has a process of the new size, or none.
 func TestResizeOfRunningVM(t *testing.T) {
 	small, large, narrow := cloud.Capacity{VCPUs: 2, MemoryMiB: 512}, cloud.Capacity{VCPUs: 4, MemoryMiB: 1024}, cloud.Capacity{VCPUs: 1, MemoryMiB: 2048}
 	both := cloud.Capacity{VCPUs: 2, MemoryMiB: 2048}

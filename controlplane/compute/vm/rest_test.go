@@ -44,8 +44,8 @@ var macs = regexp.MustCompile(`02(:[0-9a-f]{2}){5}`)
 // `get|post|patch|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [then=OBSERVATION] [error=TEXT]
 // [query=PAGE-TOKEN]` makes a call with the lines below it as the body and prints the response. With then=, the VM's
 // host reports that observation, with the error text, after the call has changed the VM. `host name= vcpus= mib= gib=`
-// adds a host with that capacity; with the argument network, VMs on it can have NICs. `report vm= observed= [error=]` reports an observation of a VM as its host, and
-// prints the VM's state.
+// adds a host with that capacity; with the argument network, VMs on it can have NICs. `report vm= observed= [error=]`
+// reports an observation of a VM as its host, and prints the VM's state.
 //
 // <name> stands for the ID of the VM or host with that name, in paths, bodies and printed responses. Other IDs are
 // printed as <id>, and MAC addresses as <mac>.

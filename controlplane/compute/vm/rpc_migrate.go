@@ -21,8 +21,8 @@ func (r *server) MigrateVm(ctx context.Context, in *vmv1.MigrateVmRequest) (*vmv
 	return r.powerResult(ctx, out, err)
 }
 
-// PrepareVmMigration begins a migration to the host that listen_uri names. A migration that is in its first phase is
-// returned as it is.
+// PrepareVmMigration begins a migration to the host that listen_uri names, and returns the VM. If the VM has a
+// migration in the phase PREPARE already, it changes nothing, even if that migration has another target.
 func (r *server) PrepareVmMigration(ctx context.Context, in *vmv1.PrepareVmMigrationRequest) (*vmv1.VirtualMachine, error) {
 	t, err := admit(ctx, "PrepareVmMigration", in)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values and values beyond limits. It also
-// calls PrepareVmMigration as a caller who may not. Each error must name the field. No call may change the VM.
+// TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values and values beyond limits. It
+// also calls PrepareVmMigration as a caller who may not. Each error must name the field. No call may change the VM.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

@@ -35,10 +35,10 @@ type updateRequest struct {
 	Change Change
 }
 
-// Update changes labels and metadata of a VM in any state, and processor, memory, boot and security of a STOPPED VM, also
-// the metadata that configures the virtual machine (see cloud.FirmwareKey). The processors and memory of a VM that is
-// STARTING, RUNNING, STOPPING or in ERROR change at its next start.
-// The new labels and metadata are merged into the old ones. Disks and NICs cannot be changed.
+// Update changes labels and metadata of a VM in any state but MIGRATING. Of a STOPPED VM it also changes processor,
+// memory, boot, security, and the metadata that configures the virtual machine (see cloud.FirmwareKey). The processors
+// and memory of a VM that is STARTING, RUNNING, STOPPING or in ERROR change at its next start. The new labels and
+// metadata are merged into the old ones. Disks and NICs cannot be changed.
 func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
@@ -157,10 +157,10 @@ func checkPairs(vm *cloud.VM) error {
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
-// changeSpec changes the spec of a VM. The metadata in vm is that after the change. The parameter before is the VM before
-// the change. A VM that is not STOPPED gets new processors and memory at its next start, and nothing else can be
-// changed. The VM stays on its host, because the host has its disks. changeSpec returns ResourceExhausted if the new spec
-// does not fit on that host.
+// changeSpec changes the spec of a VM to spec. vm.Metadata must already have the new metadata. The parameter before is
+// the VM before the change. If the VM is not STOPPED, only processors and memory can change, at the VM's next start.
+// The VM stays on its host, because the host has its disks. changeSpec returns ResourceExhausted if the new spec does
+// not fit on that host.
 func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before *cloud.VM) error {
 	if err := spec.Check(); err != nil {
 		return err
@@ -188,8 +188,8 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 	return changeImages(tx, vm, before, spec)
 }
 
-// reserve takes the capacity of the host and of the quotas that a changed VM uses. The parameter before is the VM before
-// the change.
+// reserve changes the allocated capacity of the VM's host and the usage of its quotas from those of before to those of
+// vm. The parameter before is the VM before the change, and model is the CPU model of its new spec.
 func (s *Service) reserve(tx *store.Tx, vm, before *cloud.VM, model string) error {
 	n, err := node.Nodes.Get(tx, string(vm.Node))
 	if err != nil {
@@ -211,8 +211,8 @@ func (s *Service) reserve(tx *store.Tx, vm, before *cloud.VM, model string) erro
 	return nil
 }
 
-// changeImages checks that a VM can use the images of its new spec. If the VM has the new spec already, changeImages
-// also records which images the VM uses, and sets the disks with which the host builds it.
+// changeImages checks that a VM can use the images of its new spec. Unless a resize is pending, it also records which
+// images the VM uses, and sets the spec of vm and the disks with which the host builds the VM.
 func changeImages(tx *store.Tx, vm, before *cloud.VM, spec cloud.Spec) error {
 	next, used := *vm, before.Images()
 	next.Spec, next.Disks, next.Kernel, next.Initrd = spec, nil, nil, nil

@@ -59,7 +59,7 @@ type Options struct {
 	Log     *slog.Logger
 	// Billing is called for changes of VMs. It is nil if VMs are free of charge.
 	Billing Billing
-	// Mover moves VMs for Rebalance. The default migrates them.
+	// Mover moves VMs for Rebalance. The default is live migration.
 	Mover Mover
 }
 
@@ -77,7 +77,8 @@ type Service struct {
 	recoveries map[cloud.VMID]recovery
 	// scanned holds when Recover last read the VMs of each lost host. Only Recover uses it.
 	scanned map[cloud.NodeID]cloud.Time
-	// migrations holds, on the leader, the VMs that are being migrated. progress holds what their sources have reported.
+	// migrations holds, on the leader, the VMs that are being migrated. progress holds the progress that their sources
+	// have reported.
 	migrations map[cloud.VMID]migrating
 	progress   map[cloud.VMID]transferred
 }

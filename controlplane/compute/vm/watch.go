@@ -88,7 +88,7 @@ func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (f
 	return first, next, err
 }
 
-// WatchRecords is like Watch, for callers that encode the events themselves.
+// WatchRecords is like Watch, but calls send with Events instead of encoded messages.
 func (s *Service) WatchRecords(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(Event) error) error {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return err

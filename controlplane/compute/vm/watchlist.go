@@ -37,9 +37,10 @@ func (s *Service) ListAll(ctx context.Context, size int32, token, filter string)
 	return store.Page(ctx, s.opts.Store, VMs, store.PageRequest{Size: size, Token: token, Query: "all vms\x00" + filter}, match)
 }
 
-// WatchList sends the VMs of the tenant t that match filter, then a ListSynced, and then one change per commit, in log
-// order, until ctx ends. If the caller reads so slowly that the changes are no longer retained, WatchList returns
-// OutOfRange.
+// WatchList sends the VMs of the tenant t that match filter, then a ListSynced, and then each change of these VMs in
+// log order, until ctx ends or send returns an error. Changes that were committed while the VMs were sent can be sent
+// twice: as part of a VM and as a change. WatchList returns OutOfRange if send is so slow that the changes are no
+// longer retained.
 func (s *Service) WatchList(ctx context.Context, t cloud.Tenant, filter string, send func(ListChange) error) error {
 	match, err := parseFilter(filter)
 	if err != nil {
@@ -59,7 +60,7 @@ func (s *Service) WatchAll(ctx context.Context, filter string, send func(ListCha
 
 // watchList sends the VMs below path for which keep returns true, and then their changes.
 func (s *Service) watchList(ctx context.Context, keep matcher, send func(ListChange) error, path ...string) error {
-	// The pages below are at least as new as from, so no change between them and the watch is missed.
+	// The watch begins at from. The pages below are read later, so no change between the pages and the watch is missed.
 	var from int64
 	if err := s.opts.Store.View(ctx, func(v *store.View) error { from = v.Revision() + 1; return nil }); err != nil {
 		return err

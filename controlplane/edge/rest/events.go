@@ -24,15 +24,16 @@ type Event struct {
 
 // EventHandler handles a request whose response is a stream of server-sent events. It authorizes the call, and calls
 // send for each event until the context of r ends. An error that it returns before the first event is sent like the
-// error of a Handler, with its HTTP status. Later the status is already sent, and the error is the data of a last event
-// with the name "error".
+// error of a Handler, with its HTTP status. After the first event the status has already been sent. An error is then
+// sent as the data of a last event with the name "error".
 type EventHandler func(r *http.Request, send func(Event) error) error
 
 // events is the response of an EventHandler.
 type events func(send func(Event) error) error
 
-// HandleEvents adds a GET route for callers with a valid token, like Handle, that sends server-sent events. A stream has
-// no time limit. It ends if the caller's token becomes invalid, and if the client reads nothing for 30 s.
+// HandleEvents adds a GET route, like Handle, whose response is a stream of server-sent events. Callers need a valid
+// token. A stream has no time limit. It ends when the caller's token becomes invalid, or when the client reads nothing
+// for chunkTime.
 func (s *Server) HandleEvents(path string, as auth.Method, h EventHandler) {
 	s.open(http.MethodGet, path, as, "", func(_ *Response, r *http.Request) (any, error) {
 		r, token, err := s.authenticate(r)
@@ -64,7 +65,7 @@ func (s *Server) HandleEvents(path string, as auth.Method, h EventHandler) {
 // errHeadOnly ends the stream of a HEAD request at its first event.
 var errHeadOnly = errors.New("a HEAD request has no body")
 
-// sendEvents sends the response of an EventHandler. It reports whether anything was sent.
+// sendEvents sends the response of an EventHandler. It returns whether a part of the response was sent, like answer.
 func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request, data events, id string) (bool, error) {
 	out := &eventWriter{control: http.NewResponseController(w), w: w, head: r.Method == http.MethodHead}
 	stop := make(chan struct{})
@@ -122,7 +123,7 @@ func (e *eventWriter) beginLocked() error {
 	return e.flush()
 }
 
-// send writes an event. It waits until the client has read enough, for at most chunkTime.
+// send writes an event. If the client does not read, send blocks for at most chunkTime and then returns an error.
 func (e *eventWriter) send(event Event) error {
 	data, err := json.Marshal(event.Data)
 	if err != nil {

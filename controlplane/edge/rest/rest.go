@@ -140,7 +140,8 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 }
 
 // authenticate verifies the token of a request. It returns the request with the caller in its context, and the token.
-// If the call is refused, the context has the caller if the token was valid.
+// If it returns an error although the token is valid, the context of the returned request has the caller, for the
+// audit.
 func (s *Server) authenticate(r *http.Request) (*http.Request, string, error) {
 	token, err := auth.Bearer(r.Header.Get("Authorization"))
 	if err != nil {
@@ -160,7 +161,7 @@ func (s *Server) authenticate(r *http.Request) (*http.Request, string, error) {
 	return r, token, err
 }
 
-// reportFailure passes a call that ended with err to the audit. It does nothing if err is nil.
+// reportFailure passes a call that ended with err to auth.ReportFailure. It does nothing if err is nil.
 func (s *Server) reportFailure(r *http.Request, as auth.Method, err error) {
 	if err == nil {
 		return

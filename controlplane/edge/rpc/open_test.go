@@ -41,8 +41,8 @@ func TestOpenCountsStreams(t *testing.T) {
 	require.Empty(t, s.counts)
 }
 
-// TestOpenStreamEndsWithItsToken checks that the context of a stream ends with the reason when its token becomes invalid,
-// and when the holder loses the role.
+// TestOpenStreamEndsWithItsToken checks that the context of a stream ends with the reason when its token becomes
+// invalid, and when the holder loses the role.
 func TestOpenStreamEndsWithItsToken(t *testing.T) {
 	for _, c := range []struct {
 		end  func(*tokens)

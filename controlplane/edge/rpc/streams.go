@@ -126,8 +126,8 @@ func (s *Streams) open(one scope) int {
 	return s.counts[one]
 }
 
-// admitStream adds a stream to the counters of its caller now, and to those of its tenant when the call is admitted. Then
-// it calls admitted with the tenant. Call release when the stream has ended.
+// admitStream adds a stream to the counters of its caller at once. When the call is admitted, it adds the stream to the
+// counters of the tenant and calls admitted with the tenant. The caller must call release when the stream has ended.
 func (s *Streams) admitStream(ctx context.Context, admitted func(cloud.Tenant)) (release func(), err error) {
 	scopes := callerScopes(ctx, auth.CallerOf(ctx))
 	if err := s.take(scopes); err != nil {
@@ -176,9 +176,9 @@ func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(g
 	return err
 }
 
-// Open counts a stream of another server than gRPC, such as the events of a REST API, against the same limits. The
-// returned context ends, with a fault as its cause, when token becomes invalid or its holder may no longer make the
-// call. Call leave when the stream has ended.
+// Open counts a stream of a server other than gRPC, such as the events of a REST API, against the same limits. The
+// returned context ends, with a fault as its cause, when the token becomes invalid or the caller loses the right to the
+// call. The caller of Open must call leave when the stream has ended.
 func (s *Streams) Open(ctx context.Context, checks *auth.Rechecker, token string) (_ context.Context, leave func(), err error) {
 	release, err := s.admitStream(ctx, func(cloud.Tenant) {})
 	if err != nil {

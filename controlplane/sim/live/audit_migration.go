@@ -6,8 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// checkMigration checks a change of the host or of the migration of a VM. The VM changes its host only at the switchover, or back to the
-// source after it.
+// checkMigration checks a change of the host or of the migration of a VM. The VM may change its host only to the target
+// at the switchover, and back to the source after it.
 func (a *witness) checkMigration(before, now *cloud.VM) error {
 	if (now.State == cloud.Migrating) != (now.Migration != nil) {
 		return fmt.Errorf("VM %s is %s with the migration %+v", now.ID, now.State, now.Migration)

@@ -153,7 +153,8 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	return nil
 }
 
-// countImageUses returns the number of volumes that use an image. It returns an error if the image has no record of one.
+// countImageUses returns the number of volumes that use an image. It returns an error if the image has no record of
+// one.
 func (a *witness) countImageUses() (n int, err error) {
 	for id, v := range a.volumes.all {
 		if v.Image == nil {

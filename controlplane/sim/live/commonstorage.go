@@ -27,14 +27,15 @@ const maxLockTime = 45 * time.Second
 // class sharedClass. Each volume has a record, which the hosts change atomically as package volume of the agent does.
 type commonStorage struct {
 	f *fleet
-	// what is the name of the volumes in the counts: "RBD images" or "shared volumes".
+	// what is the name of the volumes in the counters of the fleet: "RBD images" or "shared volumes".
 	what string
-	// locks means that the volumes are files, whose locks can outlive a process (see maxLockTime).
+	// locks is true if the volumes are files, whose locks can outlive a process (see maxLockTime).
 	locks bool
 
 	mu      sync.Mutex
 	volumes map[cloud.VolumeID]*commonVolume
-	// deleted has the volumes that a host had to delete. A host whose desired state is older must not make them again.
+	// deleted has the volumes whose deletion was assigned to a host. A host with an older desired state must not make them
+	// again.
 	deleted map[cloud.VolumeID]bool
 }
 
@@ -44,8 +45,8 @@ type commonVolume struct {
 	// generation whose content is complete, and detached is the highest one that a host has ended.
 	generation, flushed, detached uint64
 	vm                            cloud.VMID
-	// host and client are the host and the VM of the process that has the volume open; nil if there is none. Until the
-	// time locked, the volume is in use although no process has it open.
+	// host and client are the host and the VM of the process that has the volume open, or nil and "" if there is none.
+	// Until the time locked, the volume counts as in use even if no process has it open.
 	host   *host
 	client cloud.VMID
 	locked time.Time
@@ -63,8 +64,8 @@ func newCommonStorage(f *fleet, what string, locks bool) *commonStorage {
 // allCommon returns all storage that several hosts use.
 func (f *fleet) allCommon() []*commonStorage { return []*commonStorage{f.ceph, f.shared} }
 
-// commonOf returns the storage of a volume in the pool with this name, or nil if only one host uses the pool. RBD images
-// have no pool.
+// commonOf returns the storage of a volume in the pool with this name, or nil if only one host uses the pool. RBD
+// images have no pool.
 func (f *fleet) commonOf(pool string) *commonStorage {
 	switch pool {
 	case "":
@@ -123,8 +124,8 @@ func (c *commonStorage) open(h *host, vm cloud.VMID, a *agentv1.AssignedVolume) 
 	return true
 }
 
-// close closes the volumes that the process of a VM on the host h has open: the volume only, or all if only is empty. If
-// released is true, the host's agent records that their content is complete. Otherwise an agent does this later (see
+// close closes the volumes that the process of a VM on the host h has open: the volume only, or all if only is empty.
+// If released is true, the host's agent records that their content is complete. Otherwise an agent does this later (see
 // settle), because the host may have lost power. The caller must hold h.mu.
 func (c *commonStorage) close(h *host, vm cloud.VMID, only cloud.VolumeID, released bool) {
 	c.mu.Lock()
@@ -144,8 +145,8 @@ func (c *commonStorage) close(h *host, vm cloud.VMID, only cloud.VolumeID, relea
 }
 
 // settle brings a volume that is assigned to the host h to its desired state: it makes or deletes the volume, ends its
-// last attachment, and copies its image. It sets the fields Present, FlushedGeneration and Snapshots of the report o, and
-// those about the image. The parameters all and now are those of settleSnapshots. The caller must hold h.mu.
+// last attachment, and copies its image. It sets the fields Present, FlushedGeneration and Snapshots of the report o,
+// and those about the image. The parameters all and now are those of settleSnapshots. The caller must hold h.mu.
 func (c *commonStorage) settle(h *host, a *agentv1.AssignedVolume, all map[cloud.VolumeID]*agentv1.AssignedVolume, now cloud.Time, o *cloud.VolumeObservation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

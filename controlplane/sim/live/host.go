@@ -90,8 +90,9 @@ type proc struct {
 	deaf  bool // whether the guest ignores the power button
 	// pressed is true if the power button was pressed, so that the guest will power off.
 	pressed bool
-	// paused is true while the guest is paused at the end of a migration, since pausedAt. incoming is the attempt of the
-	// migration whose guest the process waits for, and received is true when it has the complete state.
+	// paused is true while the guest is paused for a switchover, and pausedAt is the time at which it was paused. incoming
+	// is the attempt of the migration for which the process waits, or 0. received is true when the process has the
+	// complete state of the guest.
 	paused   bool
 	pausedAt time.Time
 	incoming uint64

@@ -8,11 +8,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// origin is what a stored volume shares with the image that it was made from. It is empty for a blank volume.
+// origin describes how a stored volume depends on the image from which it was made. It is zero for a blank volume.
 type origin struct {
 	// image is true while the volume needs the image, and flattened after a host has copied the image into the volume.
 	image, flattened bool
-	// end is the time at which the copy in progress is complete, and by is the run of the agent that copies.
+	// end is the time at which the copy in progress is complete, and by is the agent process that copies.
 	end time.Time
 	by  *agent
 }

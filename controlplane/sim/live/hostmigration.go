@@ -35,8 +35,8 @@ func (g *guest) migrationOf() *cloud.MigrationObservation {
 	return o
 }
 
-// migrate returns the plan for a VM whose assignment has a migration, and true, or no plan and false if the VM's
-// assignment without the migration decides.
+// migrate returns the plan for a VM that is being migrated, or whose migration has just ended, and true. It returns
+// false if the plan does not depend on a migration.
 func (d *driven) migrate(want *agentv1.AssignedVm, g *guest) (plan, bool) {
 	m := want.GetMigration()
 	switch {
@@ -50,8 +50,8 @@ func (d *driven) migrate(want *agentv1.AssignedVm, g *guest) (plan, bool) {
 	return plan{}, false
 }
 
-// leave returns the plan for a host whose migration has ended. A source continues its guest unless it has handed the
-// guest over. A process that has not received the guest is ended.
+// leave returns the plan for a host whose assignment has no migration any more. A source continues its guest, unless it
+// has handed the guest over. A process that waits for a guest is ended.
 func (d *driven) leave(g *guest) plan {
 	p := plan{seen: cloud.ObservedRunning}
 	if g.proc.incoming != 0 || g.migration.state == cloud.MigrationHandedOver {
@@ -60,7 +60,7 @@ func (d *driven) leave(g *guest) plan {
 	return step(p, func() { d.host.cancelMigration(d.id, g.migration.attempt) }, time.Millisecond, 100*time.Millisecond)
 }
 
-// send returns the plan of the source.
+// send returns the plan of the source of a migration.
 func (d *driven) send(want *agentv1.AssignedVm, g *guest) plan {
 	m, r := want.GetMigration(), g.migration
 	p := plan{seen: cloud.ObservedRunning}
@@ -107,7 +107,7 @@ func (d *driven) send(want *agentv1.AssignedVm, g *guest) plan {
 	return p
 }
 
-// receive returns the plan of the target.
+// receive returns the plan of the target of a migration.
 func (d *driven) receive(want *agentv1.AssignedVm, g *guest) plan {
 	m := want.GetMigration()
 	fail := func() { d.host.giveUp(d.id, m.GetAttempt()) }
@@ -141,7 +141,7 @@ func (d *driven) receive(want *agentv1.AssignedVm, g *guest) plan {
 	return reportOnly(g)
 }
 
-// pause pauses the guest of a source.
+// pause pauses the guest on the source, which then waits for the switchover.
 func (h *host) pause(id cloud.VMID, attempt uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -171,8 +171,8 @@ func (h *host) cancelMigration(id cloud.VMID, attempt uint64) {
 	h.f.count("migrations that the source cancelled")
 }
 
-// handOver stores that the source has handed the guest over, and sends the rest of the guest's state to the target. One
-// in ten is lost on the way.
+// handOver stores that the source has handed the guest over, and sends the rest of the guest's state to the target.
+// With a probability of 10 %, the state does not arrive.
 func (h *host) handOver(id cloud.VMID, m *agentv1.AssignedMigration) {
 	h.change(id, func(r *record) { r.migration.state = cloud.MigrationHandedOver })
 	if target := h.f.hostOf(cloud.NodeID(m.GetPeerNodeId())); target != nil && !h.chance(10) {
@@ -194,7 +194,7 @@ func (h *host) arrive(id cloud.VMID, attempt uint64) {
 	}
 }
 
-// await starts a process that waits for the guest's state. One in twenty fails.
+// await starts a process that waits for the guest's state. With a probability of 5 %, it gives up instead.
 func (h *host) await(want *agentv1.AssignedVm) {
 	id, attempt := cloud.VMID(want.GetVmId()), want.GetMigration().GetAttempt()
 	if h.chance(5) {
@@ -229,7 +229,7 @@ func (h *host) giveUp(id cloud.VMID, attempt uint64) {
 	h.f.count("migrations that the target gave up")
 }
 
-// resume lets the guest run: on the target, or on the source after a rollback.
+// resume continues the guest: on the target, or on the source after a rollback.
 func (h *host) resume(id cloud.VMID, attempt uint64, want *agentv1.AssignedVm) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -249,8 +249,8 @@ func (h *host) resume(id cloud.VMID, attempt uint64, want *agentv1.AssignedVm) {
 	h.f.audit.resumed(h, id)
 }
 
-// resumed records that a host lets a guest run that it had paused or has received, and reports a violation if another
-// host runs the guest.
+// resumed records that a host continues a guest that it has paused or received, and reports a violation if another host
+// runs the guest.
 func (a *witness) resumed(h *host, id cloud.VMID) {
 	t := &a.truth
 	t.mu.Lock()

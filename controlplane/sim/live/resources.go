@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// createResources creates an image, the storage classes cephClass and sharedClass, and two to four hosts, and waits until
-// they are ready.
+// createResources creates an image, the storage classes cephClass and sharedClass, and two to four hosts, and waits
+// until they are ready.
 func (f *fleet) createResources(ctx context.Context) error {
 	if err := os.MkdirAll(f.imports, 0o700); err != nil {
 		return err

@@ -1,4 +1,5 @@
-// Package scheduletest has Scan, a naive implementation of schedule.Index.Place, and a generator of random clouds.
+// Package scheduletest contains Scan, a simple implementation of schedule.Index.Place that examines every host, and a
+// generator of random clouds.
 // Tests compare the index with Scan, and the benchmark measures both.
 package scheduletest
 
@@ -18,8 +19,8 @@ type Host struct {
 	LastSeen cloud.Time
 }
 
-// Scan chooses a host by the rules in the documentation of package schedule. It examines every host. If no host fits, it
-// returns the reason for each host.
+// Scan chooses a host by the rules in the documentation of package schedule. It examines every host. If no host fits,
+// it returns the reason for each host.
 func Scan(hosts []Host, r *schedule.Request) (chosen cloud.NodeID, refused map[cloud.NodeID]string) {
 	refused = map[cloud.NodeID]string{}
 	members := map[string]int{}
