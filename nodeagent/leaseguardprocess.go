@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
@@ -170,35 +171,38 @@ type guardedVMs struct {
 }
 
 // check pets the watchdog if the lease is valid. If the lease ended at least guardDelay ago, check kills the VMs that
-// must not run without it. The parameter now is the result of lease.Now. check returns true when no VM needs the guard
-// process any more. After an error, the watchdog was not petted and a VM may still run, so the caller must call check
-// again.
+// must not run without it. A VM whose record cannot be read counts as one of them. The parameter now is the result of
+// lease.Now. check returns true when no VM needs the guard process any more. After an error a VM may still run, so the
+// caller must call check again.
 func (g *guardedVMs) check(ctx context.Context, now time.Duration) (done bool, err error) {
 	leased, err := machine.StoppedWithLease(filepath.Join(g.dir, "records"))
 	if errors.Is(err, fs.ErrNotExist) { // The data directory was removed.
 		return true, nil
 	}
-	if err != nil || len(leased) == 0 {
-		return err == nil, err
+	if err == nil && len(leased) == 0 {
+		return true, nil
 	}
-	l, err := lease.Open(filepath.Join(g.dir, "lease")) // The agent writes a new file with each heartbeat.
-	if err != nil {
-		return false, err
+	l, leaseErr := lease.Open(filepath.Join(g.dir, "lease")) // The agent writes a new file with each heartbeat.
+	if leaseErr != nil {
+		return false, errors.Join(err, leaseErr)
 	}
 	switch {
 	case l.Valid():
 		g.ended = 0
-		return false, g.pet()
+		return false, errors.Join(err, g.pet())
 	case g.ended == 0:
 		g.ended = now
 	}
 	if now-g.ended < guardDelay {
-		return false, nil
+		return false, err
 	}
+	// At the same time: a QEMU that cannot be killed must not delay the end of the others.
+	attempt, cancel := context.WithTimeout(ctx, killWithoutLeaseTime)
+	defer cancel()
+	var kills errgroup.Group
 	for _, id := range leased {
-		attempt, cancel := context.WithTimeout(ctx, killWithoutLeaseTime)
-		err = errors.Join(err, g.kill(attempt, string(id)))
-		cancel()
+		kills.Go(func() error { return g.kill(attempt, string(id)) })
 	}
+	err = errors.Join(err, kills.Wait())
 	return err == nil, err
 }

@@ -60,6 +60,21 @@ func TestGuardedVMs(t *testing.T) {
 	check(2*time.Minute+guardDelay+2*time.Second, true, leased)
 	write(leased, `"built":true,"stops_with_lease":true`)
 	check(3*time.Minute, true)
+
+	// A record that cannot be read counts as a VM that needs a lease. It does not stop the watchdog while there is a lease.
+	require.NoError(t, os.WriteFile(filepath.Join(records, leased+".json"), []byte("{"), 0o600))
+	killed, petted = nil, false
+	done, err := g.check(t.Context(), 4*time.Minute)
+	require.Error(t, err)
+	require.False(t, done)
+	require.Equal(t, []string{leased}, killed)
+	l, err = lease.Open(filepath.Join(dir, "lease"))
+	require.NoError(t, err)
+	require.NoError(t, l.Renew(lease.Now(), time.Hour))
+	_, err = g.check(t.Context(), 4*time.Minute)
+	require.Error(t, err)
+	require.True(t, petted)
+
 	require.NoError(t, os.RemoveAll(dir))
-	check(4*time.Minute, true)
+	check(5*time.Minute, true)
 }

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,8 +11,8 @@ import (
 )
 
 // StoppedWithLease returns the VMs that must not run after the host's lease has ended, and that may have a process. The
-// parameter records is the directory of the VMs' records. If one record cannot be read, StoppedWithLease returns an
-// error and no VMs.
+// parameter records is the directory of the VMs' records. The result includes the VMs
+// whose record cannot be read. StoppedWithLease then also returns an error.
 func StoppedWithLease(records string) (ids []cloud.VMID, err error) {
 	files, err := os.ReadDir(records)
 	if err != nil {
@@ -22,13 +23,13 @@ func StoppedWithLease(records string) (ids []cloud.VMID, err error) {
 		if !ok || cloud.CheckUUID("id", id) != nil {
 			continue
 		}
-		r, exists, err := readRecord(filepath.Join(records, f.Name()))
-		if err != nil {
-			return nil, err
+		r, exists, readErr := readRecord(filepath.Join(records, f.Name()))
+		if readErr != nil {
+			err = errors.Join(err, readErr)
 		}
-		if exists && r.needsLease() && r.Live {
+		if readErr != nil || exists && r.needsLease() && r.Live {
 			ids = append(ids, cloud.VMID(id))
 		}
 	}
-	return ids, nil
+	return ids, err
 }

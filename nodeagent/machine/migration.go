@@ -95,6 +95,9 @@ func planMigration(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	switch {
 	case r.Incoming != 0 || m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_TARGET && m.GetAttempt() > r.Committed:
 		return planTarget(want, o), true
+	case m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_TARGET:
+		// A target never boots the guest. The attempt is over here, or of a cluster that was restored from a backup.
+		return reportOnly(o), true
 	case m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_SOURCE || r.sending() || r.Outgoing > 0 && o.Transfer.left():
 		return planSource(want, o), true
 	}
@@ -171,6 +174,8 @@ func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Wait = pollInterval
 	case m.GetAttempt() == r.HandedOver && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
 		p.Action, p.Reason = CancelTransfer, "the target failed after the switchover"
+	case m.GetAttempt() == r.HandedOver && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER && o.Transfer.Status == "pre-switchover":
+		p.Action = HandOver // The agent has ended, or QEMU has not answered, after the record was written.
 	case o.Transfer.active():
 		p.Wait = transferInterval
 	}
@@ -259,7 +264,7 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 		if (committed || mutant.On(mutant.RunUncommitted)) && want.GetPower() == agentv1.Power_POWER_ON {
 			p.Action = Arrive
 		}
-	case o.Guest == Unresponsive:
+	case o.Guest == Unresponsive && phase != agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
 	case m == nil || phase == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || !o.Transfer.Tunnel || o.Transfer.Failure != "":
 		p.Action = PowerOff
 	case o.Guarded:
@@ -293,12 +298,18 @@ func planReceive(want *agentv1.AssignedVm, o Observation) Plan {
 // planArrived returns the plan for a target that has recorded that it runs the guest. When the assignment has no
 // migration any more, the plan is Settle.
 func planArrived(want *agentv1.AssignedVm, o Observation) Plan {
-	if want.GetMigration() == nil {
-		p := reportOnly(o)
-		p.Action = Settle
+	if o.Guest != None && o.Transfer.Held { // The guest's CPUs have not been started.
+		p := Plan{Observed: cloud.ObservedLaunching, Migration: cloud.MigrationReceived, Wait: pollInterval}
+		if o.Guest == Paused || o.Guest == Running {
+			p.Action = Arrive
+		}
 		return p
 	}
 	p := reportOnly(o)
+	if want.GetMigration() == nil {
+		p.Action = Settle
+		return p
+	}
 	p.Migration = cloud.MigrationRunning
 	switch {
 	case o.Guest == None && o.Record.Live:
@@ -309,8 +320,6 @@ func planArrived(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Migration = cloud.MigrationRunning
 	case o.Guest == OrphanProcess:
 		p.Action = PowerOff
-	case o.Guest == Paused && o.Transfer.Held:
-		p.Action, p.Observed, p.Error = Arrive, cloud.ObservedLaunching, ""
 	}
 	return p
 }

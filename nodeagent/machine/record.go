@@ -115,6 +115,9 @@ func (r Record) withCountersOf(cluster string, want *agentv1.AssignedVm) Record 
 	r.StartsDone = min(r.StartsDone, want.GetStarts())
 	r.RebootsBegun, r.RebootsDone = min(r.RebootsBegun, want.GetReboots()), min(r.RebootsDone, want.GetReboots())
 	r.ResetsDone = min(r.ResetsDone, want.GetResets())
+	if r.Migration.Incoming == 0 && !r.Migration.sending() { // Attempts are generations of the cluster.
+		r.Migration = Migrations{}
+	}
 	if want.GetPower() == agentv1.Power_POWER_ON && !r.Live && r.StartsDone > 0 && r.End.Exit == cloud.ExitRequested {
 		r.End.Error = msgStoppedSinceBackup
 	}

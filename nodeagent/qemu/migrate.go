@@ -41,10 +41,14 @@ func (h *Home) migrating() (bool, error) {
 // ResumeMigrated starts the CPUs of a guest that a migration has stopped. The caller must first have recorded the
 // decision that permits it: at the target, that the guest runs there; at the source, that the migration is cancelled.
 func (p *Process) ResumeMigrated(ctx context.Context) error {
+	// The file is removed last, so that the caller can repeat the call after an error.
+	if err := p.resume(ctx); err != nil {
+		return err
+	}
 	if err := os.Remove(p.home.path(migratingName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("resume guest after a migration: %w", err)
 	}
-	return p.Resume(ctx)
+	return nil
 }
 
 // machineVersion is the version of the format that Machine returns.

@@ -339,6 +339,11 @@ func (p *Process) Resume(ctx context.Context) error {
 	if migrating, err := p.home.migrating(); migrating || err != nil {
 		return errors.Join(ErrMigrating, err)
 	}
+	return p.resume(ctx)
+}
+
+// resume is Resume without the check for a migration.
+func (p *Process) resume(ctx context.Context) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err

@@ -26,19 +26,20 @@ func Open(path string, timeout time.Duration) (*Device, error) {
 		return nil, fmt.Errorf("open watchdog: %w", err)
 	}
 	d := &Device{f}
-	if err := d.setTimeout(timeout); err != nil {
+	info, err := unix.IoctlGetWatchdogInfo(int(f.Fd()))
+	if err != nil { // Nothing is written to what is not a watchdog.
+		_ = f.Close()
+		return nil, fmt.Errorf("set up watchdog %s: it is not a watchdog: %w", path, err)
+	}
+	if err := d.setTimeout(info, timeout); err != nil {
 		_ = d.Disarm()
 		return nil, fmt.Errorf("set up watchdog %s: %w", path, err)
 	}
 	return d, nil
 }
 
-func (d *Device) setTimeout(timeout time.Duration) error {
+func (d *Device) setTimeout(info *unix.WatchdogInfo, timeout time.Duration) error {
 	fd := int(d.f.Fd())
-	info, err := unix.IoctlGetWatchdogInfo(fd)
-	if err != nil {
-		return fmt.Errorf("it is not a watchdog: %w", err)
-	}
 	if info.Options&unix.WDIOF_MAGICCLOSE == 0 {
 		return fmt.Errorf("it cannot be disarmed")
 	}

@@ -178,3 +178,13 @@ func TestNotMigratable(t *testing.T) {
 		require.Contains(t, why, c.why)
 	}
 }
+
+// TestMigratingVMIsNotRecovered checks that a VM is not moved to a third host while two hosts may have it.
+func TestMigratingVMIsNotRecovered(t *testing.T) {
+	vm := VM{State: Running, Node: "n1", Desired: Desired{On: true}, Status: Status{StopsWithLease: true},
+		Metadata: map[string]string{HighAvailability: "restart"}}
+	require.Empty(t, vm.Recoverable(false))
+	require.NoError(t, vm.BeginMigration("n2", 1000, 1))
+	require.Equal(t, "is being migrated", vm.Recoverable(true))
+	require.Error(t, vm.LoseHost(2))
+}

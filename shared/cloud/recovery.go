@@ -95,6 +95,8 @@ func (vm *VM) PlaceOn(node NodeID, now Time) error {
 // powers the VM off when the host's lease ends. Otherwise the VM could run on two hosts.
 func (vm *VM) Recoverable(off bool) string {
 	switch {
+	case vm.Migration != nil:
+		return "is being migrated"
 	case !vm.RestartsElsewhere():
 		return "has not the metadata " + HighAvailability + "=restart"
 	case !vm.Desired.On && !vm.Desired.StartAfterStop:

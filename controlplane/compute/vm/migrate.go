@@ -21,6 +21,8 @@ const (
 	ReasonNotMigratable = "NOT_MIGRATABLE"
 	// ReasonAtSwitchover: the migration can no longer be cancelled.
 	ReasonAtSwitchover = "MIGRATION_AT_SWITCHOVER"
+	// ReasonNotMigrated: the VM was not migrated to the host of the call.
+	ReasonNotMigrated = "NOT_MIGRATED"
 )
 
 // accelLabel is the label of a host that says how the host runs guests. Guests cannot move between KVM and TCG.
@@ -75,11 +77,11 @@ func migrated(began, now *cloud.VM) (bool, error) {
 	case now.Migration != nil && now.Migration.Attempt == attempt:
 		return false, nil
 	case last == nil || last.Attempt != attempt:
-		return false, fault.New(fault.FailedPrecondition, "VM %s has been migrated again meanwhile", now.Name)
+		return false, fault.New(fault.FailedPrecondition, "VM %s has been migrated again meanwhile", now.Name).WithReason(ReasonNotMigrated)
 	case last.Moved:
 		return true, nil
 	}
-	return false, fault.New(fault.FailedPrecondition, "VM %s was not migrated: %s", now.Name, last.Reason)
+	return false, fault.New(fault.FailedPrecondition, "VM %s was not migrated: %s", now.Name, last.Reason).WithReason(ReasonNotMigrated)
 }
 
 var migrateCommand = leader.NewCommand("vm.migrate", leader.Keyed, (*Service).migrateOnLeader)

@@ -234,8 +234,9 @@ func nicError(vm *cloud.VM, nic, verb, otherwise string) error {
 	return fault.New(fault.FailedPrecondition, "%s NIC %s of VM %s: %s", verb, nic, vm.Name, otherwise)
 }
 
-// isDeviceRefusal reports whether err is the refusal of a host to change a NIC or a disk.
-func isDeviceRefusal(err error) bool {
+// isFinal reports whether a repeat of the call, under its idempotency key, also returns the error err: the refusal of a
+// device, or a migration that has failed.
+func isFinal(err error) bool {
 	f, ok := fault.From(err)
-	return ok && (f.Reason == reasonNICRefused || f.Reason == reasonDiskRefused)
+	return ok && (f.Reason == reasonNICRefused || f.Reason == reasonDiskRefused || f.Reason == ReasonNotMigrated)
 }

@@ -202,7 +202,7 @@ func (s *Service) awaitVM(ctx context.Context, t cloud.Tenant, response powerRes
 		case vm != nil:
 			if ok, err = done(&response.VM, vm); err == nil {
 				out.VM = vm
-			} else if response.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed && !isDeviceRefusal(err) {
+			} else if response.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed && !isFinal(err) {
 				return true, nil // the VM has got another desired state since the first call
 			}
 		case response.Replayed:

@@ -28,7 +28,10 @@ func (m migrator) MoveVM(ctx context.Context, t cloud.Tenant, id cloud.VMID, to 
 		without.IdempotencyKey = ""
 		ctx = auth.With(ctx, &without, auth.RPC)
 	}
-	_, err := m.vms.Migrate(ctx, t, id, to, 0, true, [32]byte{})
+	r, err := m.vms.Migrate(ctx, t, id, to, 0, true, [32]byte{})
+	if err == nil && r.TimedOut {
+		return fault.New(fault.DeadlineExceeded, "the migration of VM %s has not ended yet", r.VM.Name)
+	}
 	return err
 }
 

@@ -1,0 +1,61 @@
+package machine
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// TestMigrationAfterFaults checks plans for a host on which a step of a migration has failed.
+func TestMigrationAfterFaults(t *testing.T) {
+	const (
+		switchover = agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
+		rollback   = agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK
+		target     = agentv1.MigrationRole_MIGRATION_ROLE_TARGET
+		source     = agentv1.MigrationRole_MIGRATION_ROLE_SOURCE
+	)
+	assigned := func(role agentv1.MigrationRole, attempt uint64, phase agentv1.MigrationPhase) *agentv1.AssignedVm {
+		return &agentv1.AssignedVm{Power: agentv1.Power_POWER_ON, Starts: 3,
+			Migration: &agentv1.AssignedMigration{Attempt: attempt, Role: role, Phase: phase}}
+	}
+	record := func(m Migrations) Record { return Record{Built: true, Live: true, StartsDone: 3, Migration: m} }
+	for name, c := range map[string]struct {
+		want      *agentv1.AssignedVm
+		have      Observation
+		action    Action
+		migration cloud.MigrationState
+	}{
+		"a target that does not answer may have the complete state": {
+			want: assigned(target, 7, switchover), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Unresponsive},
+		},
+		"a target that does not answer is ended when it must give up": {
+			want: assigned(target, 7, rollback), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Unresponsive},
+			action: PowerOff,
+		},
+		"a target is not RUNNING before its CPUs run": {
+			want:   assigned(target, 7, switchover),
+			have:   Observation{Record: record(Migrations{Incoming: 7, Committed: 7}), Guest: Paused, Transfer: Transfer{Held: true}},
+			action: Arrive, migration: cloud.MigrationReceived,
+		},
+		"the CPUs of a target are started also after the migration has ended": {
+			want:   &agentv1.AssignedVm{Power: agentv1.Power_POWER_ON, Starts: 3},
+			have:   Observation{Record: record(Migrations{Incoming: 7, Committed: 7}), Guest: Paused, Transfer: Transfer{Held: true}},
+			action: Arrive, migration: cloud.MigrationReceived,
+		},
+		"a target does not boot the guest for an attempt that is over": {
+			want: assigned(target, 7, switchover), have: Observation{Record: Record{Built: true, Migration: Migrations{Committed: 9}}},
+		},
+		"the guest is handed over again if QEMU has not begun": {
+			want: assigned(source, 7, switchover), have: Observation{Guest: Paused,
+				Record: record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}), Transfer: Transfer{Status: "pre-switchover", Held: true}},
+			action: HandOver, migration: cloud.MigrationHandedOver,
+		},
+	} {
+		p := NextAction(c.want, c.have)
+		require.Equal(t, c.action, p.Action, "%s: %s", name, p.Action)
+		require.Equal(t, c.migration, p.Migration, name)
+	}
+}
