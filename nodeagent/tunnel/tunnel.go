@@ -142,11 +142,16 @@ func start(ctx context.Context, command []string, c Config, memory, pidfd *os.Fi
 	if err != nil {
 		return State{}, err
 	}
-	out, err := process.StdoutPipe()
+	// Not StdoutPipe, which Wait closes while the answer is read.
+	out, theirs, err := os.Pipe()
 	if err != nil {
 		return State{}, err
 	}
-	if err := process.Start(); err != nil {
+	defer out.Close()
+	process.Stdout = theirs
+	err = process.Start()
+	_ = theirs.Close()
+	if err != nil {
 		return State{}, err
 	}
 	ended := make(chan struct{})

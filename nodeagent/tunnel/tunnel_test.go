@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -122,11 +123,13 @@ func TestStreams(t *testing.T) {
 		data := make([]byte, 3<<20)
 		_, _ = rand.Read(data)
 		for _, way := range [][2]*os.File{{near, far}, {far, near}} {
-			go func() {
+			var sending sync.WaitGroup
+			sending.Go(func() {
 				_, _ = io.Copy(way[0], bytes.NewReader(data))
 				_ = unix.Shutdown(int(way[0].Fd()), unix.SHUT_WR)
-			}()
+			})
 			got, err := io.ReadAll(way[1])
+			sending.Wait()
 			require.NoError(t, err)
 			require.True(t, bytes.Equal(data, got), stream)
 		}
