@@ -89,11 +89,19 @@ func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, token string
 	return got
 }
 
-// update changes the VM's labels and metadata, which sends every watcher an event of the largest size with this mark.
+// update changes the VM's labels and metadata, which sends every watcher an event of the largest size with this mark. On
+// a busy machine a proposal can time out. It is then repeated, which changes nothing if it was applied.
 func (w *watchers) update(mark int) {
-	mustCall(w.h, vmv1.NewVmServiceClient(w.h.public).UpdateVm, &vmv1.UpdateVmRequest{
+	request := &vmv1.UpdateVmRequest{
 		OrgId: string(w.tenant.Org), ProjectId: string(w.tenant.Project), VmId: w.vm, Labels: fat(mark), Metadata: fat(mark),
-	})
+	}
+	var err error
+	for range 10 {
+		if _, err = vmv1.NewVmServiceClient(w.h.public).UpdateVm(w.h.adminContext(), request); status.Code(err) != codes.Unavailable {
+			break
+		}
+	}
+	require.NoError(w.h.t, err)
 }
 
 // dial connects to the member's gRPC port.
