@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -97,12 +98,10 @@ func (s *Service) StepMigrations(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, one := range all {
-		if err := s.stepMigration(ctx, one, lost); err != nil {
-			return err
-		}
+	for _, one := range all { // The failure of one migration does not delay the others.
+		err = errors.Join(err, s.stepMigration(ctx, one, lost))
 	}
-	return nil
+	return err
 }
 
 // stepMigration makes the steps of one migration that are due. If the target is in lost, stepMigration fences it first.

@@ -68,12 +68,14 @@ var errHeadOnly = errors.New("a HEAD request has no body")
 // sendEvents sends the response of an EventHandler. It returns whether a part of the response was sent, like answer.
 func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request, data events, id string) (bool, error) {
 	out := &eventWriter{control: http.NewResponseController(w), w: w, head: r.Method == http.MethodHead}
-	stop := make(chan struct{})
-	var background sync.WaitGroup
-	background.Go(func() { out.keepAlive(stop) })
-	err := data(out.send)
-	close(stop)
-	background.Wait()
+	err := func() error {
+		stop := make(chan struct{})
+		var background sync.WaitGroup
+		defer background.Wait()
+		defer close(stop) // also after a panic, because the response must not be written to then
+		background.Go(func() { out.keepAlive(stop) })
+		return data(out.send)
+	}()
 	switch {
 	case err == nil && !out.began:
 		return out.began, out.begin() // a stream without events
