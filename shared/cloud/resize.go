@@ -109,8 +109,10 @@ func (vm *VM) PendingResize() string {
 	if vm.Resize != nil {
 		from, to := vm.Spec.CPU, next.CPU
 		add("vcpus", number(uint64(from.VCPUs)), number(uint64(to.VCPUs)))
-		add("sockets", number(uint64(from.Sockets)), number(uint64(to.Sockets)))
-		add("cores_per_socket", number(uint64(from.CoresPerSocket)), number(uint64(to.CoresPerSocket)))
+		if to.Sockets != 0 || to.CoresPerSocket != 0 { // Otherwise the host chooses them.
+			add("sockets", number(uint64(from.Sockets)), number(uint64(to.Sockets)))
+			add("cores_per_socket", number(uint64(from.CoresPerSocket)), number(uint64(to.CoresPerSocket)))
+		}
 		add("cpu_model", from.Model, to.Model)
 		add("memory_mib", number(vm.Spec.Memory.SizeMiB), number(next.Memory.SizeMiB))
 	}
