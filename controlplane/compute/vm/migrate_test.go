@@ -306,10 +306,15 @@ func TestMigrateWaits(t *testing.T) {
 			return w.vms.Migrate(w.as(acme, ""), acme, vm.ID, to, 0, true, [32]byte{})
 		}
 	}
+	withKey := func() (PowerResult, error) {
+		return w.vms.Migrate(w.as(acme, "once"), acme, vm.ID, target, 0, true, [32]byte{})
+	}
 	_, err := w.whenRequested(vm, func() {
 		w.tell(w.get(vm.ID), target, cloud.MigrationFailed, func(o *cloud.Observation) { o.Migration.Error = "no space" })
-	}, wait(target))
+	}, withKey)
 	require.ErrorContains(t, err, "was not migrated: no space")
+	_, err = withKey()
+	require.ErrorContains(t, err, "was not migrated: no space", "a repeat of the call reports success")
 	w.reportAbsent(target, vm.ID, w.get(vm.ID).Generation)
 
 	now := w.get(vm.ID)
