@@ -86,7 +86,8 @@ func (g *guardProcess) ensure() error {
 	}
 	go func() {
 		if c.Wait() != nil && !g.failed.Swap(true) {
-			g.log.Error("the process that powers VMs off if the agent does not run has failed, and is started again and again; its log is guard.log in the data directory")
+			g.log.Error("the process that powers VMs off if the agent does not run has failed, and is started again and again",
+				"its log", filepath.Join(g.dataDir, "guard.log"))
 		}
 	}()
 	return nil

@@ -9,15 +9,11 @@ import (
 // to the host node. The host other, if not empty, also creates the ports' devices (cloud.Port.MigrationNode). If node
 // is a new host for a port, MigrateNICs calls BindNIC.
 func MigrateNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, node, other cloud.NodeID, hostName string) error {
-	used, _, err := devicePorts.List(tx, 0, string(vm))
+	all, err := nicPorts(tx, t, vm)
 	if err != nil {
 		return err
 	}
-	for _, u := range used {
-		port, err := find(tx, ports, kindPort, t, u.Path[1])
-		if err != nil {
-			return err
-		}
+	for _, port := range all {
 		changed := port.MigrationNode != other
 		port.MigrationNode = other
 		switch {

@@ -88,17 +88,28 @@ func BindNIC(tx *store.Tx, port *cloud.Port, node cloud.NodeID, hostName string)
 	return forgetHealth(tx, port)
 }
 
+// nicPorts returns the ports of all NICs of a VM.
+func nicPorts(tx *store.Tx, t cloud.Tenant, vm cloud.VMID) ([]*cloud.Port, error) {
+	used, _, err := devicePorts.List(tx, 0, string(vm))
+	if err != nil {
+		return nil, err
+	}
+	all := make([]*cloud.Port, len(used))
+	for i, u := range used {
+		if all[i], err = find(tx, ports, kindPort, t, u.Path[1]); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
 // MoveNICs binds the ports of all NICs of a VM to the VM's new host, like BindNIC.
 func MoveNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, node cloud.NodeID, hostName string) error {
-	used, _, err := devicePorts.List(tx, 0, string(vm))
+	all, err := nicPorts(tx, t, vm)
 	if err != nil {
 		return err
 	}
-	for _, u := range used {
-		port, err := find(tx, ports, kindPort, t, u.Path[1])
-		if err != nil {
-			return err
-		}
+	for _, port := range all {
 		if err := BindNIC(tx, port, node, hostName); err != nil {
 			return err
 		}
@@ -285,15 +296,11 @@ func checkResults(nic *cloud.NIC, s *cloud.Subnet, at string) error {
 
 // ReleaseNICs ends the use of all ports of a VM. It deletes the ports that ClaimNIC created.
 func ReleaseNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID) error {
-	used, _, err := devicePorts.List(tx, 0, string(vm))
+	all, err := nicPorts(tx, t, vm)
 	if err != nil {
 		return err
 	}
-	for _, u := range used {
-		port, err := find(tx, ports, kindPort, t, u.Path[1])
-		if err != nil {
-			return err
-		}
+	for _, port := range all {
 		if err := ReleaseNIC(tx, t, port); err != nil {
 			return err
 		}

@@ -161,6 +161,7 @@ func planPower(want *agentv1.AssignedVm, o Observation) Plan {
 func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	p := Plan{Observed: cloud.ObservedStopping, Migration: cloud.MigrationHandedOver}
+	current := m.GetAttempt() == r.HandedOver
 	switch {
 	case o.Guest == None && o.Record.Live:
 		p = exitReport(o)
@@ -172,9 +173,9 @@ func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Action = PowerOff
 	case o.Guest == Off || o.Guest == Unresponsive:
 		p.Wait = pollInterval
-	case m.GetAttempt() == r.HandedOver && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
+	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
 		p.Action, p.Reason = CancelTransfer, "the target failed after the switchover"
-	case m.GetAttempt() == r.HandedOver && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER && o.Transfer.Status == "pre-switchover":
+	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER && o.Transfer.Status == "pre-switchover":
 		p.Action = HandOver // The agent has ended, or QEMU has not answered, after the record was written.
 	case o.Transfer.active():
 		p.Wait = transferInterval

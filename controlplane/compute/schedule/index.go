@@ -238,7 +238,7 @@ func (h *host) leaveCell() {
 	h.class.cells = slices.Delete(h.class.cells, i, i+1)
 }
 
-// classNeed is what a VM needs of the hosts of a class.
+// classNeed holds the amounts of each resource that a VM needs on the hosts of one class.
 type classNeed struct {
 	// twentieths are the parts of each resource that the VM takes, rounded down.
 	twentieths [3]uint8

@@ -25,7 +25,7 @@ type SnapshotHost struct {
 type SnapshotVM struct {
 	Name string
 	Node cloud.NodeID
-	// Request is what the VM needs of any host. Its fields VM and Need are required. Now and Groups are not used.
+	// Request describes the host that the VM requires. Its fields VM and Need must be set. Now and Groups are not used.
 	Request Request
 	Groups  VMGroups
 	// Recovers is true if the control plane starts the VM on another host when its host is lost.

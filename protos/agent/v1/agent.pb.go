@@ -146,7 +146,7 @@ func (Firmware) EnumDescriptor() ([]byte, []int) {
 	return file_agent_v1_agent_proto_rawDescGZIP(), []int{1}
 }
 
-// MigrationRole is what a host does in a migration.
+// MigrationRole tells whether a host sends or receives the guest of a migration.
 type MigrationRole int32
 
 const (
