@@ -27,6 +27,7 @@ var certifiedRows = []row{
 	{name: peerService + "SendSnapshot", body: `{}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 	{name: peerService + "Call", body: `{}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 	{name: peerService + "Open", body: `{}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
+	{name: peerService + "Exchange", body: `{}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 	{name: peerService + "ReadImage", body: `{"sha256":"$sum"}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 	{name: peerService + "StoreImagePart", body: `{"sha256":"$sum"}`, allowed: "PERMISSION_DENIED", exceptions: unknownMember},
 }

@@ -36,6 +36,10 @@ func (*losing) Open(context.Context, uint64, string, []byte, *cloud.Caller, func
 	return errors.New("no streams")
 }
 
+func (*losing) Exchange(context.Context, uint64, string, []byte, *cloud.Caller, leader.Pipe) error {
+	return errors.New("no exchanges")
+}
+
 // TestRepeatedCalls checks that Promote and Remove succeed if the response of the leader is lost and the command is
 // repeated, and that a second call of the same kind is refused.
 func TestRepeatedCalls(t *testing.T) {

@@ -106,10 +106,11 @@ type Commands struct {
 
 	// local holds, by command name, the typed function that runs a command or stream on this member.
 	local map[string]any
-	// served and streamed hold the same functions as local, for calls of other members. They take the request and
+	// served, streamed and exchanged hold the same functions as local, for calls of other members. They take the request and
 	// return the response as CBOR.
-	served   map[string]func(ctx context.Context, body []byte) ([]byte, error)
-	streamed map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
+	served    map[string]func(ctx context.Context, body []byte) ([]byte, error)
+	streamed  map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
+	exchanged map[string]func(ctx context.Context, body []byte, pipe Pipe) error
 }
 
 // NewCommands returns a Commands for the member with the ID self, without any registered command. peers may be nil in a
@@ -117,12 +118,13 @@ type Commands struct {
 func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
 	return &Commands{
 		self: self, leadership: leadership, peers: peers, local: map[string]any{},
-		served:   map[string]func(context.Context, []byte) ([]byte, error){},
-		streamed: map[string]func(context.Context, []byte, func([]byte) error) error{},
+		served:    map[string]func(context.Context, []byte) ([]byte, error){},
+		streamed:  map[string]func(context.Context, []byte, func([]byte) error) error{},
+		exchanged: map[string]func(context.Context, []byte, Pipe) error{},
 	}
 }
 
-// CommandOf is implemented by Command and Stream for services of type S.
+// CommandOf is implemented by Command, Stream and Exchange for services of type S.
 type CommandOf[S any] interface {
 	register(c *Commands, s S)
 }
@@ -152,7 +154,7 @@ func notRegistered(name string) error {
 type Gate func(ctx context.Context) error
 
 // SetGate makes the leader call g before each command, including commands that another member forwarded. Call SetGate
-// before serving. The gate does not apply to streams, because they only read.
+// before serving. The gate does not apply to streams and exchanges, because they only read.
 func (c *Commands) SetGate(g Gate) { c.gate = g }
 
 // Serve runs a command that another member forwarded to this one. If this member does not lead, Serve returns

@@ -24,7 +24,7 @@
 //
 // Names are sent between members of different versions, so the meaning of a name and the type of its request must not
 // change. Each service registers its commands in one place. A Stream is a command that only reads and sends its
-// response in pieces.
+// response in pieces. An Exchange is a Stream that also receives pieces of data from its caller.
 //
 // # Forwarding
 //
@@ -52,7 +52,7 @@
 //   - The leader was lost before it responded: the response of the repeated command. If the mode does not allow to
 //     repeat the command, a fault of kind Unavailable: the outcome is unknown.
 //   - The caller's context ended: the error of the context.
-//   - A Stream is sent again only if the request did not reach the leader.
+//   - A Stream or an Exchange is sent again only if the request did not reach the leader.
 //
 // # Gate
 //
@@ -105,4 +105,6 @@ type Caller interface {
 	Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error)
 	// Open is Call for a Stream: it calls send with each piece of the response.
 	Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error
+	// Exchange is Call for an Exchange: the command receives and sends pieces of data over the pipe.
+	Exchange(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, pipe Pipe) error
 }

@@ -1,8 +1,10 @@
 package leader_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -43,6 +45,11 @@ func (m *lossyMembers) Call(ctx context.Context, member uint64, command string, 
 func (m *lossyMembers) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	m.calls++
 	return m.Members.Open(ctx, member, command, body, caller, send)
+}
+
+func (m *lossyMembers) Exchange(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, pipe leader.Pipe) error {
+	m.calls++
+	return m.Members.Exchange(ctx, member, command, body, caller, pipe)
 }
 
 type sum struct{ A, B int }
@@ -147,6 +154,44 @@ func TestStreamsComeFromTheLeader(t *testing.T) {
 		err := read(t.Context(), 3, func(b []byte) error { got = append(got, b...); return nil })
 		require.True(t, fault.Is(err, fault.NotFound))
 		require.Equal(t, []byte{0, 1, 2}, got)
+	}
+	require.Equal(t, 1, w.calls)
+}
+
+// TestExchangesRunOnTheLeader calls an exchange from the leader and from another member. Each piece that the caller
+// sends must come back, and then the error of the exchange.
+func TestExchangesRunOnTheLeader(t *testing.T) {
+	l := leadertest.NewLeadership(1)
+	w := &lossyMembers{Members: leadertest.Members{}}
+	for id := uint64(1); id <= 2; id++ {
+		w.Members[id] = leader.NewCommands(id, l, w)
+		echo := leadertest.HandleExchange(w.Members[id], "echo", func(ctx context.Context, n int, pipe leader.Pipe) error {
+			for {
+				b, err := pipe.Recv(ctx)
+				if errors.Is(err, io.EOF) {
+					return fault.New(fault.NotFound, "no more")
+				}
+				if err != nil {
+					return err
+				}
+				if err := pipe.Send(bytes.Repeat(b, n)); err != nil {
+					return err
+				}
+			}
+		})
+		in, got := [][]byte{{'a'}, {'b'}}, ""
+		err := echo(t.Context(), 2, leader.Pipe{
+			Recv: func(context.Context) (b []byte, err error) {
+				if len(in) == 0 {
+					return nil, io.EOF
+				}
+				b, in = in[0], in[1:]
+				return b, nil
+			},
+			Send: func(b []byte) error { got += string(b); return nil },
+		})
+		require.True(t, fault.Is(err, fault.NotFound))
+		require.Equal(t, "aabb", got)
 	}
 	require.Equal(t, 1, w.calls)
 }

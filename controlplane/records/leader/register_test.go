@@ -78,11 +78,11 @@ func TestEveryCommandIsRegistered(t *testing.T) {
 	require.Greater(t, commands, 40, "the commands were not found")
 }
 
-// commandsOf returns the names of the package-level variables that hold a command or a stream, and how often each is
+// commandsOf returns the names of the package-level variables that hold a command, a stream or an exchange, and how often each is
 // passed to leader.Register. A variable also counts if its value comes from a function of the package that calls
-// NewCommand or NewStream.
+// NewCommand, NewStream or NewExchange.
 func commandsOf(files []*ast.File) (declared []string, registered map[string]int) {
-	constructors := map[string]bool{"leader.NewCommand": true, "leader.NewStream": true}
+	constructors := map[string]bool{"leader.NewCommand": true, "leader.NewStream": true, "leader.NewExchange": true}
 	registered = map[string]int{}
 	for _, f := range files {
 		for _, d := range f.Decls {
@@ -96,7 +96,7 @@ func commandsOf(files []*ast.File) (declared []string, registered map[string]int
 					return true
 				}
 				switch name := nameOf(call.Fun); {
-				case name == "leader.NewCommand" || name == "leader.NewStream":
+				case name == "leader.NewCommand" || name == "leader.NewStream" || name == "leader.NewExchange":
 					constructors[fn.Name.Name] = true
 				case name == "leader.Register":
 					for _, arg := range call.Args[2:] {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/fxamacker/cbor/v2"
@@ -72,6 +73,61 @@ func (m *Transport) Open(ctx context.Context, member uint64, command string, bod
 			return err
 		}
 		if err := send(piece.GetData()); err != nil {
+			return err
+		}
+	}
+}
+
+// Exchange implements leader.Caller. It runs the exchange over the gRPC connection to the member. Recv of the pipe is
+// called in a goroutine, which has ended when Exchange returns.
+func (m *Transport) Exchange(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, pipe leader.Pipe) error {
+	client, err := m.reach(ctx, member)
+	if err != nil {
+		return err
+	}
+	request, err := request(command, body, caller)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithCancel(ctx)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer cancel()
+	s, err := client.Exchange(limited)
+	if err == nil {
+		err = s.Send(&peerv1.ExchangeRequest{Call: request})
+	}
+	if err != nil {
+		return unknown(ctx, fmt.Errorf("begin %s on member %d: %w", command, member, err))
+	}
+	sending.Go(func() {
+		for {
+			data, err := pipe.Recv(limited)
+			if errors.Is(err, io.EOF) {
+				_ = s.CloseSend() // its error is always nil
+				return
+			}
+			if err == nil {
+				err = s.Send(&peerv1.ExchangeRequest{Data: data})
+			}
+			if err != nil { // if the stream has ended, Recv below returns the reason
+				cancel()
+				return
+			}
+		}
+	})
+	for {
+		piece, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return unknown(ctx, fmt.Errorf("exchange data of %s with member %d: %w", command, member, err))
+		}
+		if err := decodeError(piece.GetNotLeader(), piece.GetFault(), piece.GetInternal()); err != nil {
+			return err
+		}
+		if err := pipe.Send(piece.GetData()); err != nil {
 			return err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"testing"
 	"time"
@@ -182,6 +183,76 @@ func TestStreams(t *testing.T) {
 	require.True(t, fault.Is(w.servers[2].mesh.Open(ctx, 1, "test.unknown", nil, nil, take), fault.Unimplemented))
 	w.leadership.Elect(2)
 	require.ErrorIs(t, w.servers[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take), leader.ErrNotLeader)
+}
+
+// TestExchanges checks that a forwarded exchange receives and delivers all pieces in order, and then the error of the
+// command. If the caller's pipe fails or the caller cancels, the exchange must end.
+func TestExchanges(t *testing.T) {
+	w := newTestCluster(t, 2)
+	ended := make(chan error, 1)
+	leadertest.HandleExchange(w.servers[1].commands, "test.echo", func(ctx context.Context, last string, pipe leader.Pipe) error {
+		for {
+			b, err := pipe.Recv(ctx)
+			switch {
+			case errors.Is(err, io.EOF) && last == "":
+				return nil
+			case errors.Is(err, io.EOF):
+				return fault.New(fault.FailedPrecondition, "%s", last)
+			case err != nil:
+				ended <- err
+				return err
+			}
+			if err := pipe.Send(b); err != nil {
+				return err
+			}
+		}
+	})
+	ctx := limited(t)
+	var got []byte
+	// pipe sends n pieces, waits until each of them has come back, and then calls end.
+	pipe := func(n int, end func(context.Context) error) leader.Pipe {
+		got = nil
+		left, back := n, make(chan struct{}, n)
+		return leader.Pipe{
+			Recv: func(ctx context.Context) ([]byte, error) {
+				if left--; left >= 0 {
+					return []byte{byte(left)}, nil
+				}
+				for range n {
+					<-back
+				}
+				return nil, end(ctx)
+			},
+			Send: func(b []byte) error {
+				got = append(got, b...)
+				back <- struct{}{}
+				return nil
+			},
+		}
+	}
+	atEnd := func(context.Context) error { return io.EOF }
+	mesh := w.servers[2].mesh
+	require.NoError(t, mesh.Exchange(ctx, 1, "test.echo", []byte("\x60"), nil, pipe(5, atEnd)))
+	require.Equal(t, []byte{4, 3, 2, 1, 0}, got)
+	err := mesh.Exchange(ctx, 1, "test.echo", []byte("\x63end"), nil, pipe(2, atEnd))
+	require.True(t, fault.Is(err, fault.FailedPrecondition))
+	require.Equal(t, []byte{1, 0}, got)
+
+	broken := pipe(1, func(context.Context) error { return errors.New("the source broke") })
+	require.Error(t, mesh.Exchange(ctx, 1, "test.echo", []byte("\x60"), nil, broken))
+	require.ErrorIs(t, <-ended, context.Canceled)
+	canceled, cancel := context.WithCancel(ctx)
+	waiting := pipe(1, func(ctx context.Context) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	require.Equal(t, context.Canceled, mesh.Exchange(canceled, 1, "test.echo", []byte("\x60"), nil, waiting))
+	require.ErrorIs(t, <-ended, context.Canceled)
+
+	require.True(t, fault.Is(mesh.Exchange(ctx, 1, "test.unknown", nil, nil, pipe(0, atEnd)), fault.Unimplemented))
+	w.leadership.Elect(2)
+	require.ErrorIs(t, mesh.Exchange(ctx, 1, "test.echo", []byte("\x60"), nil, pipe(0, atEnd)), leader.ErrNotLeader)
 }
 
 // TestNotSent checks that ErrNotSent is returned only for calls that certainly did not reach the other member.

@@ -7,6 +7,8 @@ import (
 
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -54,6 +56,38 @@ func (s *service) Open(r *peerv1.CallRequest, stream peerv1.PeerService_OpenServ
 		return nil
 	}
 	if ctx := stream.Context(); ctx.Err() != nil {
+		return ctx.Err()
+	}
+	notLeader, encoded, internal := encodeError(err)
+	return stream.Send(&peerv1.OpenResponse{NotLeader: notLeader, Fault: encoded, Internal: internal})
+}
+
+func (s *service) Exchange(stream peerv1.PeerService_ExchangeServer) error {
+	ctx := stream.Context()
+	if _, err := s.m.sender(ctx); err != nil {
+		return err
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	r := first.GetCall()
+	caller, err := callerOf(r)
+	if err != nil {
+		return err
+	}
+	next := rpc.Receiver(ctx, stream.Recv)
+	err = s.m.commands.ServeExchange(ctx, r.GetCommand(), r.GetBody(), caller, leader.Pipe{
+		Recv: func(ctx context.Context) ([]byte, error) {
+			piece, err := next(ctx)
+			return piece.GetData(), err
+		},
+		Send: func(piece []byte) error { return stream.Send(&peerv1.OpenResponse{Data: piece}) },
+	})
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	notLeader, encoded, internal := encodeError(err)

@@ -163,6 +163,11 @@ func (m *mesh) Open(_ context.Context, member uint64, command string, _ []byte, 
 	return fmt.Errorf("%s on member %d: streams are not simulated", command, member)
 }
 
+// Exchange implements leader.Caller. It returns an error, because exchanges are not simulated.
+func (m *mesh) Exchange(_ context.Context, member uint64, command string, _ []byte, _ *cloud.Caller, _ leader.Pipe) error {
+	return fmt.Errorf("%s on member %d: exchanges are not simulated", command, member)
+}
+
 // ReadImage implements image.Peers. It returns the content of an image file on another member, from the byte position
 // offset to the end.
 func (m *mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {

@@ -31,6 +31,60 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ExchangeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the first message only.
+	Call *CallRequest `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
+	// A piece of data for the command.
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExchangeRequest) Reset() {
+	*x = ExchangeRequest{}
+	mi := &file_peer_v1_peer_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExchangeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExchangeRequest) ProtoMessage() {}
+
+func (x *ExchangeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peer_v1_peer_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExchangeRequest.ProtoReflect.Descriptor instead.
+func (*ExchangeRequest) Descriptor() ([]byte, []int) {
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ExchangeRequest) GetCall() *CallRequest {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *ExchangeRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type OpenResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A piece of the answer.
@@ -45,7 +99,7 @@ type OpenResponse struct {
 
 func (x *OpenResponse) Reset() {
 	*x = OpenResponse{}
-	mi := &file_peer_v1_peer_proto_msgTypes[0]
+	mi := &file_peer_v1_peer_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -57,7 +111,7 @@ func (x *OpenResponse) String() string {
 func (*OpenResponse) ProtoMessage() {}
 
 func (x *OpenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[0]
+	mi := &file_peer_v1_peer_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -70,7 +124,7 @@ func (x *OpenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenResponse.ProtoReflect.Descriptor instead.
 func (*OpenResponse) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{0}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *OpenResponse) GetData() []byte {
@@ -112,7 +166,7 @@ type RaftClosed struct {
 
 func (x *RaftClosed) Reset() {
 	*x = RaftClosed{}
-	mi := &file_peer_v1_peer_proto_msgTypes[1]
+	mi := &file_peer_v1_peer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -124,7 +178,7 @@ func (x *RaftClosed) String() string {
 func (*RaftClosed) ProtoMessage() {}
 
 func (x *RaftClosed) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[1]
+	mi := &file_peer_v1_peer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -137,7 +191,7 @@ func (x *RaftClosed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RaftClosed.ProtoReflect.Descriptor instead.
 func (*RaftClosed) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{1}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *RaftClosed) GetFault() []byte {
@@ -165,7 +219,7 @@ type SnapshotChunk struct {
 
 func (x *SnapshotChunk) Reset() {
 	*x = SnapshotChunk{}
-	mi := &file_peer_v1_peer_proto_msgTypes[2]
+	mi := &file_peer_v1_peer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -177,7 +231,7 @@ func (x *SnapshotChunk) String() string {
 func (*SnapshotChunk) ProtoMessage() {}
 
 func (x *SnapshotChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[2]
+	mi := &file_peer_v1_peer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -190,7 +244,7 @@ func (x *SnapshotChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotChunk.ProtoReflect.Descriptor instead.
 func (*SnapshotChunk) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{2}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SnapshotChunk) GetEnvelope() []byte {
@@ -236,7 +290,7 @@ type SnapshotReceived struct {
 
 func (x *SnapshotReceived) Reset() {
 	*x = SnapshotReceived{}
-	mi := &file_peer_v1_peer_proto_msgTypes[3]
+	mi := &file_peer_v1_peer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -248,7 +302,7 @@ func (x *SnapshotReceived) String() string {
 func (*SnapshotReceived) ProtoMessage() {}
 
 func (x *SnapshotReceived) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[3]
+	mi := &file_peer_v1_peer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -261,7 +315,7 @@ func (x *SnapshotReceived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotReceived.ProtoReflect.Descriptor instead.
 func (*SnapshotReceived) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{3}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{4}
 }
 
 type CallRequest struct {
@@ -279,7 +333,7 @@ type CallRequest struct {
 
 func (x *CallRequest) Reset() {
 	*x = CallRequest{}
-	mi := &file_peer_v1_peer_proto_msgTypes[4]
+	mi := &file_peer_v1_peer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -291,7 +345,7 @@ func (x *CallRequest) String() string {
 func (*CallRequest) ProtoMessage() {}
 
 func (x *CallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[4]
+	mi := &file_peer_v1_peer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -304,7 +358,7 @@ func (x *CallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallRequest.ProtoReflect.Descriptor instead.
 func (*CallRequest) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{4}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CallRequest) GetCommand() string {
@@ -352,7 +406,7 @@ type CallResponse struct {
 
 func (x *CallResponse) Reset() {
 	*x = CallResponse{}
-	mi := &file_peer_v1_peer_proto_msgTypes[5]
+	mi := &file_peer_v1_peer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -364,7 +418,7 @@ func (x *CallResponse) String() string {
 func (*CallResponse) ProtoMessage() {}
 
 func (x *CallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[5]
+	mi := &file_peer_v1_peer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -377,7 +431,7 @@ func (x *CallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallResponse.ProtoReflect.Descriptor instead.
 func (*CallResponse) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{5}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CallResponse) GetBody() []byte {
@@ -420,7 +474,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_peer_v1_peer_proto_msgTypes[6]
+	mi := &file_peer_v1_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +486,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[6]
+	mi := &file_peer_v1_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +499,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{6}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -472,7 +526,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_peer_v1_peer_proto_msgTypes[7]
+	mi := &file_peer_v1_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +538,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[7]
+	mi := &file_peer_v1_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +551,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{7}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -519,7 +573,7 @@ type StoreImagePartRequest struct {
 
 func (x *StoreImagePartRequest) Reset() {
 	*x = StoreImagePartRequest{}
-	mi := &file_peer_v1_peer_proto_msgTypes[8]
+	mi := &file_peer_v1_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -531,7 +585,7 @@ func (x *StoreImagePartRequest) String() string {
 func (*StoreImagePartRequest) ProtoMessage() {}
 
 func (x *StoreImagePartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[8]
+	mi := &file_peer_v1_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -544,7 +598,7 @@ func (x *StoreImagePartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreImagePartRequest.ProtoReflect.Descriptor instead.
 func (*StoreImagePartRequest) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{8}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StoreImagePartRequest) GetSha256() string {
@@ -569,7 +623,7 @@ type StoreImagePartResponse struct {
 
 func (x *StoreImagePartResponse) Reset() {
 	*x = StoreImagePartResponse{}
-	mi := &file_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_peer_v1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +635,7 @@ func (x *StoreImagePartResponse) String() string {
 func (*StoreImagePartResponse) ProtoMessage() {}
 
 func (x *StoreImagePartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_peer_v1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,14 +648,17 @@ func (x *StoreImagePartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreImagePartResponse.ProtoReflect.Descriptor instead.
 func (*StoreImagePartResponse) Descriptor() ([]byte, []int) {
-	return file_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+	return file_peer_v1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 var File_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_peer_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x12peer/v1/peer.proto\x12\apeer.v1\"s\n" +
+	"\x12peer/v1/peer.proto\x12\apeer.v1\"O\n" +
+	"\x0fExchangeRequest\x12(\n" +
+	"\x04call\x18\x01 \x01(\v2\x14.peer.v1.CallRequestR\x04call\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"s\n" +
 	"\fOpenResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x14\n" +
 	"\x05fault\x18\x02 \x01(\fR\x05fault\x12\x1d\n" +
@@ -638,11 +695,12 @@ const file_peer_v1_peer_proto_rawDesc = "" +
 	"\x15StoreImagePartRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"\x18\n" +
-	"\x16StoreImagePartResponse2\xd9\x02\n" +
+	"\x16StoreImagePartResponse2\x9a\x03\n" +
 	"\vPeerService\x12C\n" +
 	"\fSendSnapshot\x12\x16.peer.v1.SnapshotChunk\x1a\x19.peer.v1.SnapshotReceived(\x01\x123\n" +
 	"\x04Call\x12\x14.peer.v1.CallRequest\x1a\x15.peer.v1.CallResponse\x125\n" +
-	"\x04Open\x12\x14.peer.v1.CallRequest\x1a\x15.peer.v1.OpenResponse0\x01\x12D\n" +
+	"\x04Open\x12\x14.peer.v1.CallRequest\x1a\x15.peer.v1.OpenResponse0\x01\x12?\n" +
+	"\bExchange\x12\x18.peer.v1.ExchangeRequest\x1a\x15.peer.v1.OpenResponse(\x010\x01\x12D\n" +
 	"\tReadImage\x12\x19.peer.v1.ReadImageRequest\x1a\x1a.peer.v1.ReadImageResponse0\x01\x12S\n" +
 	"\x0eStoreImagePart\x12\x1e.peer.v1.StoreImagePartRequest\x1a\x1f.peer.v1.StoreImagePartResponse(\x01B6Z4github.com/trivet-cloud/trivet/protos/peer/v1;peerv1b\x06proto3"
 
@@ -658,35 +716,39 @@ func file_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_peer_v1_peer_proto_rawDescData
 }
 
-var file_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_peer_v1_peer_proto_goTypes = []any{
-	(*OpenResponse)(nil),           // 0: peer.v1.OpenResponse
-	(*RaftClosed)(nil),             // 1: peer.v1.RaftClosed
-	(*SnapshotChunk)(nil),          // 2: peer.v1.SnapshotChunk
-	(*SnapshotReceived)(nil),       // 3: peer.v1.SnapshotReceived
-	(*CallRequest)(nil),            // 4: peer.v1.CallRequest
-	(*CallResponse)(nil),           // 5: peer.v1.CallResponse
-	(*ReadImageRequest)(nil),       // 6: peer.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),      // 7: peer.v1.ReadImageResponse
-	(*StoreImagePartRequest)(nil),  // 8: peer.v1.StoreImagePartRequest
-	(*StoreImagePartResponse)(nil), // 9: peer.v1.StoreImagePartResponse
+	(*ExchangeRequest)(nil),        // 0: peer.v1.ExchangeRequest
+	(*OpenResponse)(nil),           // 1: peer.v1.OpenResponse
+	(*RaftClosed)(nil),             // 2: peer.v1.RaftClosed
+	(*SnapshotChunk)(nil),          // 3: peer.v1.SnapshotChunk
+	(*SnapshotReceived)(nil),       // 4: peer.v1.SnapshotReceived
+	(*CallRequest)(nil),            // 5: peer.v1.CallRequest
+	(*CallResponse)(nil),           // 6: peer.v1.CallResponse
+	(*ReadImageRequest)(nil),       // 7: peer.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),      // 8: peer.v1.ReadImageResponse
+	(*StoreImagePartRequest)(nil),  // 9: peer.v1.StoreImagePartRequest
+	(*StoreImagePartResponse)(nil), // 10: peer.v1.StoreImagePartResponse
 }
 var file_peer_v1_peer_proto_depIdxs = []int32{
-	2, // 0: peer.v1.PeerService.SendSnapshot:input_type -> peer.v1.SnapshotChunk
-	4, // 1: peer.v1.PeerService.Call:input_type -> peer.v1.CallRequest
-	4, // 2: peer.v1.PeerService.Open:input_type -> peer.v1.CallRequest
-	6, // 3: peer.v1.PeerService.ReadImage:input_type -> peer.v1.ReadImageRequest
-	8, // 4: peer.v1.PeerService.StoreImagePart:input_type -> peer.v1.StoreImagePartRequest
-	3, // 5: peer.v1.PeerService.SendSnapshot:output_type -> peer.v1.SnapshotReceived
-	5, // 6: peer.v1.PeerService.Call:output_type -> peer.v1.CallResponse
-	0, // 7: peer.v1.PeerService.Open:output_type -> peer.v1.OpenResponse
-	7, // 8: peer.v1.PeerService.ReadImage:output_type -> peer.v1.ReadImageResponse
-	9, // 9: peer.v1.PeerService.StoreImagePart:output_type -> peer.v1.StoreImagePartResponse
-	5, // [5:10] is the sub-list for method output_type
-	0, // [0:5] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	5,  // 0: peer.v1.ExchangeRequest.call:type_name -> peer.v1.CallRequest
+	3,  // 1: peer.v1.PeerService.SendSnapshot:input_type -> peer.v1.SnapshotChunk
+	5,  // 2: peer.v1.PeerService.Call:input_type -> peer.v1.CallRequest
+	5,  // 3: peer.v1.PeerService.Open:input_type -> peer.v1.CallRequest
+	0,  // 4: peer.v1.PeerService.Exchange:input_type -> peer.v1.ExchangeRequest
+	7,  // 5: peer.v1.PeerService.ReadImage:input_type -> peer.v1.ReadImageRequest
+	9,  // 6: peer.v1.PeerService.StoreImagePart:input_type -> peer.v1.StoreImagePartRequest
+	4,  // 7: peer.v1.PeerService.SendSnapshot:output_type -> peer.v1.SnapshotReceived
+	6,  // 8: peer.v1.PeerService.Call:output_type -> peer.v1.CallResponse
+	1,  // 9: peer.v1.PeerService.Open:output_type -> peer.v1.OpenResponse
+	1,  // 10: peer.v1.PeerService.Exchange:output_type -> peer.v1.OpenResponse
+	8,  // 11: peer.v1.PeerService.ReadImage:output_type -> peer.v1.ReadImageResponse
+	10, // 12: peer.v1.PeerService.StoreImagePart:output_type -> peer.v1.StoreImagePartResponse
+	7,  // [7:13] is the sub-list for method output_type
+	1,  // [1:7] is the sub-list for method input_type
+	1,  // [1:1] is the sub-list for extension type_name
+	1,  // [1:1] is the sub-list for extension extendee
+	0,  // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_peer_v1_peer_proto_init() }
@@ -700,7 +762,7 @@ func file_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_peer_v1_peer_proto_rawDesc), len(file_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -32,6 +32,7 @@ const (
 	PeerService_SendSnapshot_FullMethodName   = "/peer.v1.PeerService/SendSnapshot"
 	PeerService_Call_FullMethodName           = "/peer.v1.PeerService/Call"
 	PeerService_Open_FullMethodName           = "/peer.v1.PeerService/Open"
+	PeerService_Exchange_FullMethodName       = "/peer.v1.PeerService/Exchange"
 	PeerService_ReadImage_FullMethodName      = "/peer.v1.PeerService/ReadImage"
 	PeerService_StoreImagePart_FullMethodName = "/peer.v1.PeerService/StoreImagePart"
 )
@@ -58,6 +59,10 @@ type PeerServiceClient interface {
 	// Open is Call for a command that only reads and answers with a stream. The last message has fault, internal or
 	// not_leader set if it failed. It has no deadline but the caller's.
 	Open(ctx context.Context, in *CallRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[OpenResponse], error)
+	// Exchange is Open for a command that also receives a stream from its caller. The first message has the call, and
+	// each later one a piece of data for the command. The sender half-closes the stream after its last piece. The command
+	// must only read records. Nothing is repeated.
+	Exchange(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExchangeRequest, OpenResponse], error)
 	// ReadImage sends the bytes of an image, as stored, from an offset to the end. NOT_FOUND: this member has no
 	// verified copy. INVALID_ARGUMENT: sha256 is not 64 hexadecimal digits, or the offset is negative as an int64. A
 	// repeat with a higher offset continues a broken read. The reader gives up when nothing comes for 15 s.
@@ -119,9 +124,22 @@ func (c *peerServiceClient) Open(ctx context.Context, in *CallRequest, opts ...g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_OpenClient = grpc.ServerStreamingClient[OpenResponse]
 
+func (c *peerServiceClient) Exchange(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExchangeRequest, OpenResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[2], PeerService_Exchange_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExchangeRequest, OpenResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_ExchangeClient = grpc.BidiStreamingClient[ExchangeRequest, OpenResponse]
+
 func (c *peerServiceClient) ReadImage(ctx context.Context, in *ReadImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadImageResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[2], PeerService_ReadImage_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[3], PeerService_ReadImage_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +158,7 @@ type PeerService_ReadImageClient = grpc.ServerStreamingClient[ReadImageResponse]
 
 func (c *peerServiceClient) StoreImagePart(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[StoreImagePartRequest, StoreImagePartResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[3], PeerService_StoreImagePart_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[4], PeerService_StoreImagePart_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -173,6 +191,10 @@ type PeerServiceServer interface {
 	// Open is Call for a command that only reads and answers with a stream. The last message has fault, internal or
 	// not_leader set if it failed. It has no deadline but the caller's.
 	Open(*CallRequest, grpc.ServerStreamingServer[OpenResponse]) error
+	// Exchange is Open for a command that also receives a stream from its caller. The first message has the call, and
+	// each later one a piece of data for the command. The sender half-closes the stream after its last piece. The command
+	// must only read records. Nothing is repeated.
+	Exchange(grpc.BidiStreamingServer[ExchangeRequest, OpenResponse]) error
 	// ReadImage sends the bytes of an image, as stored, from an offset to the end. NOT_FOUND: this member has no
 	// verified copy. INVALID_ARGUMENT: sha256 is not 64 hexadecimal digits, or the offset is negative as an int64. A
 	// repeat with a higher offset continues a broken read. The reader gives up when nothing comes for 15 s.
@@ -200,6 +222,9 @@ func (UnimplementedPeerServiceServer) Call(context.Context, *CallRequest) (*Call
 }
 func (UnimplementedPeerServiceServer) Open(*CallRequest, grpc.ServerStreamingServer[OpenResponse]) error {
 	return status.Error(codes.Unimplemented, "method Open not implemented")
+}
+func (UnimplementedPeerServiceServer) Exchange(grpc.BidiStreamingServer[ExchangeRequest, OpenResponse]) error {
+	return status.Error(codes.Unimplemented, "method Exchange not implemented")
 }
 func (UnimplementedPeerServiceServer) ReadImage(*ReadImageRequest, grpc.ServerStreamingServer[ReadImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadImage not implemented")
@@ -264,6 +289,13 @@ func _PeerService_Open_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_OpenServer = grpc.ServerStreamingServer[OpenResponse]
 
+func _PeerService_Exchange_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(PeerServiceServer).Exchange(&grpc.GenericServerStream[ExchangeRequest, OpenResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_ExchangeServer = grpc.BidiStreamingServer[ExchangeRequest, OpenResponse]
+
 func _PeerService_ReadImage_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ReadImageRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -304,6 +336,12 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Open",
 			Handler:       _PeerService_Open_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Exchange",
+			Handler:       _PeerService_Exchange_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "ReadImage",

@@ -74,6 +74,11 @@ func (m Members) Open(ctx context.Context, member uint64, command string, body [
 	return m[member].ServeStream(ctx, command, body, caller, send)
 }
 
+// Exchange implements leader.Caller. It runs the exchange on the other member directly, without a network.
+func (m Members) Exchange(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, pipe leader.Pipe) error {
+	return m[member].ServeExchange(ctx, command, body, caller, pipe)
+}
+
 // Handle registers f as a command of one member and returns the function that calls the command from that member.
 func Handle[Q, A any](c *leader.Commands, name string, mode leader.Mode, f func(context.Context, Q) (A, error)) func(context.Context, Q) (A, error) {
 	command := leader.NewCommand(name, mode, func(_ *leader.Commands, ctx context.Context, q Q) (A, error) { return f(ctx, q) })
@@ -88,4 +93,14 @@ func HandleStream[Q any](c *leader.Commands, name string, f func(context.Context
 	})
 	leader.Register(c, c, stream)
 	return func(ctx context.Context, q Q, send func([]byte) error) error { return stream.Call(ctx, c, q, send) }
+}
+
+// HandleExchange registers f as an exchange of one member and returns the function that calls the exchange from that
+// member.
+func HandleExchange[Q any](c *leader.Commands, name string, f func(context.Context, Q, leader.Pipe) error) func(context.Context, Q, leader.Pipe) error {
+	exchange := leader.NewExchange(name, func(_ *leader.Commands, ctx context.Context, q Q, pipe leader.Pipe) error {
+		return f(ctx, q, pipe)
+	})
+	leader.Register(c, c, exchange)
+	return func(ctx context.Context, q Q, pipe leader.Pipe) error { return exchange.Call(ctx, c, q, pipe) }
 }
