@@ -19,6 +19,8 @@ var restRows = []row{
 	{name: "vm POST /api/v1/vms/{id}/nics", path: "/api/v1/vms/$no-vm/nics", body: `{"id":"n"}`, allowed: "404 NOT_FOUND"},
 	{name: "vm DELETE /api/v1/vms/{id}/nics/{nic}", path: "/api/v1/vms/$no-vm/nics/n", allowed: "404 NOT_FOUND"},
 	{name: "vm POST /api/v1/vms/{id}/migrate", path: "/api/v1/vms/$no-vm/migrate", body: `{"destination_node_id":"$uuid"}`, allowed: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/vms/{vm_id}/console", path: "/api/v1/vms/$no-vm/console", body: webRequest(``), allowed: "404 NOT_FOUND"},
+	{name: "vm GET /api/v1/console", path: "/api/v1/console", allowed: "422 FAILED_PRECONDITION"},
 	{name: "vm GET /api/v1/images", path: "/api/v1/images", allowed: "200"},
 	{name: "vm POST /api/v1/images", path: "/api/v1/images", body: `{"org_id":"$org"}`, allowed: "400 INVALID_ARGUMENT"},
 	{name: "vm GET /api/v1/images/{id}", path: "/api/v1/images/$image", allowed: "200", otherTenant: "404 NOT_FOUND"},

@@ -12,6 +12,7 @@ const (
 	storageClasses = "/storage.v1.StorageClassService/"
 	storageVolumes = "/storage.v1.VolumeService/"
 	snapshots      = "/storage.v1.SnapshotService/"
+	consoles       = "/console.v1.ConsoleService/"
 	operators      = "/operator.v1.OperatorService/"
 	vmViews        = "/operator.v1.VmViewService/"
 )
@@ -106,6 +107,9 @@ var computeRows = []row{
 	{name: vmViews + "GetVmDetails", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: operators + "GetMigration", body: missingVM, allowed: "NOT_FOUND"},
 	{name: operators + "CancelMigration", body: missingVM, allowed: "NOT_FOUND"},
+	{name: consoles + "AttachConsole", body: missingVM, allowed: "NOT_FOUND"},
+	{name: consoles + "ReadScreenshot", body: missingVM, allowed: "NOT_FOUND"},
+	{name: consoles + "CreateConsoleTicket", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 }
 
 const identityService = "/identity.v1.IdentityService/"

@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/compute/console"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/snapshot"
@@ -84,6 +85,7 @@ type member struct {
 	images         *image.Service
 	nodes          *node.Service
 	vms            *vm.Service
+	consoles       *console.Service
 	volumes        *volume.Service
 	snapshots      *snapshot.Service
 	storageClasses *storageclass.Service

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/operator"
+	"github.com/trivet-cloud/trivet/controlplane/compute/console"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
@@ -135,6 +136,11 @@ func (m *member) listServices(context.Context) error {
 				{Name: "step live migrations", Every: vm.MigrateEvery, Run: m.vms.StepMigrations},
 			},
 		},
+		{ // consoles of VMs; their REST API is on the listener for VMs
+			rpc:   m.consoles.Register,
+			tasks: []leader.Task{{Name: "expire console tickets", Every: console.ExpireEvery, Run: m.consoles.Expire}},
+			run:   []func(context.Context){m.consoles.Run},
+		},
 		{ // volumes, snapshots and storage classes; their REST API is on the listener for VMs
 			rpc: func(g grpc.ServiceRegistrar) {
 				m.volumes.Register(g)
@@ -227,6 +233,9 @@ func (m *member) newCompute(context.Context) error {
 		options.Billing = m.bills
 	}
 	m.vms = vm.New(options)
+	m.consoles = console.New(console.Options{
+		Store: m.records, Commands: m.commands, VMs: m.vms, Hosts: m.nodes, Verifier: m.identities, Audit: m.audits, Log: m.log,
+	})
 	m.bills.Attach(m.vms)
 	m.metrics.registry.MustRegister(volume.NewCollector(m.records), vm.NewCapacityCollector(m.vms))
 	m.snapshots = snapshot.New(m.records, m.commands, m.volumes, m.readSnapshot)
@@ -240,6 +249,7 @@ func (m *member) newCompute(context.Context) error {
 // listener.
 func (m *member) computeRoutes(s *rest.Server) {
 	m.vms.Routes(s)
+	m.consoles.Routes(s)
 	m.images.Routes(s)
 	m.volumes.Routes(s)
 	m.snapshots.Routes(s)

@@ -333,6 +333,7 @@ func TestAgentIsKilled(t *testing.T) {
 		})
 		pids[id] = vm.GetStatus().GetHostPid()
 	}
+	opened := openConsoles(ctx, t, w, ids[2])
 	require.NoError(t, w.dir.Kill(w.agent.Name))
 	victim := ids[0]
 	require.NoError(t, syscall.Kill(int(pids[victim]), syscall.SIGKILL))
@@ -352,6 +353,7 @@ func TestAgentIsKilled(t *testing.T) {
 		require.Equal(t, w.agent.Cgroup, cgroupRoot(t, pids[id]))
 	}
 
+	opened.continueAfterRestart(ctx, t)
 	second := ids[1]
 	require.NoError(t, syscall.Kill(int(pids[second]), syscall.SIGKILL))
 	began = time.Now()

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/facts"
 	"github.com/trivet-cloud/trivet/nodeagent/lease"
@@ -184,6 +185,9 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 		Connected: func() { a.guard.connected() }, Lease: a.lease,
 		Console: func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
 			return a.machines.Console(ctx, vm, tail, follow, w)
+		},
+		OpenConsole: func(ctx context.Context, r *agentv1.OpenConsoleRequest, pipe console.Pipe) error {
+			return a.machines.OpenConsole(ctx, r, pipe)
 		},
 		Snapshot: func(ctx context.Context, r *agentv1.SnapshotRequest, w uplink.SnapshotWriter) error {
 			return a.storage.ExportSnapshot(ctx, cloud.VolumeID(r.GetVolumeId()), volume.Export{

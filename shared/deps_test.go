@@ -76,6 +76,7 @@ var inside = map[string][]string{
 	"accounts/identity":           {"accounts/audit", "accounts/tenant", "accounts/identity/…"},
 	"accounts/identity/principal": {"accounts/identity/password", "accounts/tenant"},
 
+	"compute/console":               {"compute/node"},
 	"compute/image":                 {"compute/image/websource"},
 	"compute/node":                  {"compute/schedule"},
 	"compute/node/nodetest":         {"compute/node"},
@@ -172,7 +173,7 @@ var others = map[string][]string{
 	"nodeagent/tunnel":    {"shared/mtls", "shared/filelock"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
-	"nodeagent/uplink":    {"nodeagent/lease", "protos/…", "shared/…"},
+	"nodeagent/uplink":    {"nodeagent/console", "nodeagent/lease", "protos/…", "shared/…"},
 	"nodeagent/vpc":       {"nodeagent/…", "shared/…"},
 	"nodeagent/metrics":   {"nodeagent/…", "shared/…"},
 	"nodeagent":           {"nodeagent/…", "shared/…", "protos/…"},

@@ -24,12 +24,31 @@ const maxChunk = 32 << 10
 type Chunk struct {
 	Data    []byte // valid until the send function returns
 	Skipped int64  // bytes before this chunk that were trimmed before they could be read
+	End     int64  // offset in the log of the first byte after Data
 }
 
 // Follow calls send with the last n bytes of the log, then with everything that is appended. If ctx ends or send
 // returns an error, Follow returns that error. Chunk.Skipped is the number of bytes that were trimmed before a slow
 // reader could read them. If there is no log, or the log is removed, the error of Follow wraps fs.ErrNotExist.
 func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error {
+	return l.follow(ctx, nil, func(size int64) int64 { return size - max(0, min(n, l.keep, size)) }, send)
+}
+
+// FollowFrom calls send with everything in the log from the given offset on, which an earlier Chunk had as its End, and
+// then as Follow does. If the log is shorter, because it was emptied, FollowFrom begins with its last kept bytes. A
+// value in the channel wake makes FollowFrom look for new data at once; wake may be nil.
+func (l *Log) FollowFrom(ctx context.Context, offset int64, wake <-chan struct{}, send func(Chunk) error) error {
+	return l.follow(ctx, wake, func(size int64) int64 {
+		if offset > size {
+			return size - min(l.keep, size)
+		}
+		return max(0, offset)
+	}, send)
+}
+
+// follow implements Follow and FollowFrom. The function begin returns the offset of the first byte for the size of the
+// file.
+func (l *Log) follow(ctx context.Context, wake <-chan struct{}, begin func(size int64) int64, send func(Chunk) error) error {
 	f, err := os.Open(l.path)
 	if err != nil {
 		return fmt.Errorf("follow log: %w", err)
@@ -39,7 +58,7 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 	if err != nil {
 		return fmt.Errorf("follow log: %w", err)
 	}
-	at := size - max(0, min(n, l.keep, size))
+	at := begin(size)
 	buf := make([]byte, maxChunk)
 	for pause := minPoll; ; {
 		c, next, err := l.next(f, at, buf)
@@ -47,6 +66,7 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 			return fmt.Errorf("follow log: %w", err)
 		}
 		if at = next; len(c.Data) > 0 {
+			c.End = at
 			if err := send(c); err != nil {
 				return err
 			}
@@ -66,13 +86,16 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 			continue
 		}
 		t := time.NewTimer(pause)
+		pause = min(2*pause, maxPoll)
 		select {
 		case <-t.C:
+		case <-wake:
+			t.Stop()
+			pause = minPoll
 		case <-ctx.Done():
 			t.Stop()
 			return ctx.Err()
 		}
-		pause = min(2*pause, maxPoll)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
 // TestMutants checks that violation detects each mutant of this package.
@@ -24,4 +25,5 @@ func TestMutants(t *testing.T) {
 		require.NotEmpty(t, migrationViolation(), name)
 	}
 	mutant.Set("")
+	mutanttest.Notices(t, mutant.TwoConsoleWriters, TestOneConsoleWriter)
 }

@@ -54,8 +54,10 @@ type MachineSet struct {
 	// guarded is true while a second process can power off VMs after the lease has ended.
 	guarded atomic.Bool
 
-	mu   sync.Mutex // guards open
+	mu   sync.Mutex // guards open and writers
 	open map[cloud.VMID]*VM
+	// writers are the sessions that may write to the serial ports of VMs.
+	writers map[cloud.VMID]*consoleWriter
 }
 
 type counts struct{ launches, launchFailures, builds, buildFailures, deaths atomic.Uint64 }
@@ -71,7 +73,7 @@ func New(o Options) (*MachineSet, error) {
 	if err := atomicfile.RemoveLeftovers(o.Records); err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
 	}
-	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}}, nil
+	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}, writers: map[cloud.VMID]*consoleWriter{}}, nil
 }
 
 // List returns the ids of all VMs that have a record, a directory of package qemu (qemu.Home) or a control group on

@@ -35,6 +35,7 @@ func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 		Kernel: want.GetKernel() != nil, Initrd: want.GetInitrd() != nil, Cmdline: want.GetCmdline(),
 		UEFI: want.GetFirmware() == agentv1.Firmware_FIRMWARE_UEFI, SecureBoot: want.GetSecureBoot(), TPM: want.GetTpm(),
 		Windows: want.GetOsType() == vmv1.OsType_OS_TYPE_WINDOWS, LocalTime: want.GetRtcLocalTime(),
+		Display: true,
 	}
 	if want.GetCdrom() != nil {
 		s.CDROM = qemu.SCSI

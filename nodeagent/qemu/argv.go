@@ -26,8 +26,9 @@ const (
 	initrdPath = "/boot/initrd"
 )
 
-// Addresses of devices on the PCIe root bus. The chipset occupies 0 and 0x1f; 1 is reserved for a display.
+// Addresses of devices on the PCIe root bus. The chipset occupies 0 and 0x1f.
 const (
+	addrDisplay = 0x01
 	addrRNG     = 0x02
 	addrBalloon = 0x03
 	addrPorts   = 0x04 // first of up to 3 addresses with 8 root ports each, for disks
@@ -85,6 +86,9 @@ func Argv(program string, s Spec) ([]string, error) {
 	}
 	a.monitors()
 	a.console()
+	if s.Display {
+		a.display()
+	}
 	a.ports(s)
 	a.platform(s)
 	fd := a.disks(s)

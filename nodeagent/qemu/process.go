@@ -61,6 +61,9 @@ type Process struct {
 	fdSets    sync.Mutex // guards nextFDSet; held while newFDSets queries QEMU
 	nextFDSet int        // see newFDSets; 0 until the first call
 
+	vncClients  atomic.Uint64 // number of descriptors that OpenVNC has passed to QEMU
+	screenshots sync.Mutex    // held while QEMU makes a picture of the display
+
 	mu        sync.Mutex
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
 	lastError string // the disk error that LastError returns

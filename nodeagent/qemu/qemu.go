@@ -136,6 +136,8 @@ type Spec struct {
 	// same ports as the source.
 	DiskPorts int `json:"disk_ports,omitempty"`
 	NICPorts  int `json:"nic_ports,omitempty"`
+	// Display is true if the VM has a VGA adapter and a VNC server. Agents of earlier versions started VMs without.
+	Display bool `json:"display,omitempty"`
 }
 
 // Accel is QEMU's accelerator.

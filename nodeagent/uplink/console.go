@@ -33,7 +33,7 @@ func (l *Link) sendConsole(r *agentv1.ConsoleRequest) {
 	}
 	if l.o.Console != nil {
 		one.write = func(ctx context.Context, stream sendStream) error {
-			limit := &throttle{ctx: ctx, credit: consoleBurst, updated: time.Now()}
+			limit := newThrottle(ctx, consoleRate, consoleBurst)
 			w := &pieces{stream, consoleChunk, limit.wait}
 			return l.o.Console(ctx, cloud.VMID(r.GetVmId()), r.GetTailBytes(), r.GetFollow(), w)
 		}
@@ -45,23 +45,30 @@ func consoleMessage(id string, data []byte, problem string) *agentv1.SendConsole
 	return &agentv1.SendConsoleRequest{RequestId: id, Data: data, Error: problem}
 }
 
-// throttle limits the rate of a console to consoleRate.
+// throttle limits the rate at which a console is sent.
 type throttle struct {
 	ctx     context.Context
-	credit  int // bytes that may be sent at once
+	rate    float64 // bytes per second
+	burst   int     // maximum of credit
+	credit  int     // bytes that may be sent at once
 	updated time.Time
+}
+
+// newThrottle returns a throttle for a rate in bytes per second, of which the first burst bytes are sent at once.
+func newThrottle(ctx context.Context, rate float64, burst int) *throttle {
+	return &throttle{ctx: ctx, rate: rate, burst: burst, credit: burst, updated: time.Now()}
 }
 
 // wait waits until n bytes may be sent.
 func (w *throttle) wait(n int) error {
 	now := time.Now()
-	w.credit = min(consoleBurst, w.credit+int(now.Sub(w.updated).Seconds()*consoleRate))
+	w.credit = min(w.burst, w.credit+int(now.Sub(w.updated).Seconds()*w.rate))
 	w.updated = now
 	w.credit -= n
 	if w.credit >= 0 {
 		return w.ctx.Err()
 	}
-	t := time.NewTimer(time.Duration(float64(-w.credit) / consoleRate * float64(time.Second)))
+	t := time.NewTimer(time.Duration(float64(-w.credit) / w.rate * float64(time.Second)))
 	defer t.Stop()
 	select {
 	case <-t.C:

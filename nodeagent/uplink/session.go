@@ -61,6 +61,7 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	defer l.consoles.cancelAll()
+	defer l.consoleStreams.cancelAll()
 	defer l.snapshots.cancelAll()
 	group.Go(func() error {
 		return l.watch(ctx, agent, func(lasts time.Duration) {
@@ -70,6 +71,7 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 			l.connected(conn, addr)
 			l.o.Log.Info("connected", "member", addr, "node", l.Node())
 			l.consoles.setSession(ctx, agent)
+			l.consoleStreams.setSession(ctx, agent)
 			l.snapshots.setSession(ctx, agent)
 			group.Go(func() error { return l.report(ctx, agent) })
 			group.Go(func() error { return l.syncNetworks(ctx, agent) })
@@ -125,6 +127,9 @@ func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, acce
 		}
 		for _, r := range m.GetConsoleRequests() {
 			l.sendConsole(r)
+		}
+		for _, r := range m.GetOpenConsoles() {
+			l.openConsole(r)
 		}
 		for _, r := range m.GetSnapshotRequests() {
 			l.sendSnapshot(r)

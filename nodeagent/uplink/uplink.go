@@ -46,6 +46,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	"io"
 	"log/slog"
@@ -112,6 +113,9 @@ type Options struct {
 	// later output, until ctx ends. Its error is sent to the reader. If Console is nil, requests for consoles get an
 	// error.
 	Console func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error
+	// OpenConsole serves a console of a VM over pipe, until its user closes it or ctx ends. If the error is a
+	// *console.Refusal, the user gets it. If OpenConsole is nil, requests to open consoles get an error.
+	OpenConsole func(ctx context.Context, r *agentv1.OpenConsoleRequest, pipe console.Pipe) error
 	// Snapshot writes the content of a snapshot to w. Its error is sent to the reader. If Snapshot is nil, requests for
 	// snapshots get an error.
 	Snapshot func(ctx context.Context, r *agentv1.SnapshotRequest, w SnapshotWriter) error
@@ -157,8 +161,10 @@ type Link struct {
 	volumes      *volumeObservations
 	lease        hostLease
 	consoles     *transfers
-	snapshots    *transfers
-	networkAcks  networkAcks
+	// consoleStreams are the open consoles, in both directions.
+	consoleStreams *transfers
+	snapshots      *transfers
+	networkAcks    networkAcks
 
 	// The fields below are used only by Run's goroutine and its current session.
 	assembly   assembly
@@ -190,7 +196,8 @@ func Open(o Options) (*Link, error) {
 		return nil, err
 	}
 	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(),
-		consoles: newTransfers("consoles", maxConsoles, o.Log), snapshots: newTransfers("snapshots", maxSnapshots, o.Log),
+		consoles: newTransfers("consoles", maxConsoles, o.Log), consoleStreams: newTransfers("open consoles", maxConsoleStreams, o.Log),
+		snapshots: newTransfers("snapshots", maxSnapshots, o.Log),
 	}
 	l.volumes = newVolumeObservations(l.observations.wake)
 	l.networkAcks.wake = make(chan struct{}, 1)

@@ -183,6 +183,8 @@ const (
 	ForgetSnapshotEarly      = "forget-snapshot-early"      // a report from before the deletion of a snapshot counts as the deletion of its bytes: controlplane/compute/snapshot
 	ReplaceSnapshot          = "replace-snapshot"           // a copy of a later instant replaces a snapshot: controlplane/compute/snapshot
 	CopyDisksInTurn          = "copy-disks-in-turn"         // the copies of several disks begin one after the other: nodeagent/qemu
+	TwoConsoleWriters        = "two-console-writers"        // two sessions write to one serial port: nodeagent/machine
+	ReuseConsoleTicket       = "reuse-console-ticket"       // a ticket opens a second connection: controlplane/compute/console
 	KeepFrozen               = "keep-frozen"                // the file systems of a guest stay frozen after a snapshot: nodeagent/qemu
 	ReuseFDSets              = "reuse-fd-sets"              // two disks of a running QEMU can get one descriptor set, so that QEMU opens the wrong file: nodeagent/qemu
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume

@@ -24,9 +24,9 @@ const (
 	// one more for each member from which it reads an image. After a power failure of the host, its old connections
 	// count until keepalive closes them.
 	maxConnections = 16
-	// maxCalls is the maximum number of concurrent calls of a host: at most maxConsoles consoles, maxSnapshots
-	// snapshots, its image reads, and a few more.
-	maxCalls = 128
+	// maxCalls is the maximum number of concurrent calls of a host: at most maxConsoles console logs, maxOpenConsoles
+	// open consoles, maxSnapshots snapshots, its image reads, and a few more.
+	maxCalls = 160
 	// maxReportStreams is the maximum number of concurrent Report streams of a host. The member may buffer one message
 	// of up to MaxMessage bytes for each.
 	maxReportStreams = 4

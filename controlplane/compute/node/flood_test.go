@@ -258,7 +258,7 @@ func TestConnectionAndCallLimits(t *testing.T) {
 		leave = append(leave, l)
 	}
 	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
-	refused(t, err, codes.ResourceExhausted, "128 calls in progress")
+	refused(t, err, codes.ResourceExhausted, "160 calls in progress")
 	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 	for _, l := range leave {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,8 +23,9 @@ type hostReads struct {
 	// reason is the reason of errors about the limits of projects and orgs.
 	reason string
 	// perHost, perProject and perOrg are the maximum numbers of concurrent reads from one host: in total, of one
-	// project and of one org. The last two prevent one org from using up perHost.
-	perHost, perProject, perOrg int
+	// project and of one org. The last two prevent one org from using up perHost. perVM is the maximum number of open
+	// consoles of a VM, or 0 for other kinds.
+	perHost, perProject, perOrg, perVM int
 
 	mu   sync.Mutex
 	open map[string]*hostRead
@@ -34,6 +36,9 @@ type hostReads struct {
 type hostRead struct {
 	node   cloud.NodeID
 	tenant cloud.Tenant
+	vm     cloud.VMID // only for open consoles
+	// input carries data for the host. It is used only for open consoles.
+	input chan []byte
 	// chunks carries the data to the reader. Its buffer is small, so a slow reader slows down only the agent's stream
 	// of this data.
 	chunks chan chunk
@@ -47,8 +52,9 @@ type hostRead struct {
 // chunk is a part of the data, or the end of the data. For a part, err is nil. At the end, err is io.EOF if the agent
 // has sent all data, and otherwise the error that ended the stream.
 type chunk struct {
-	data []byte
-	err  error
+	data   []byte
+	offset int64 // of the first byte after data; only for open consoles
+	err    error
 }
 
 const (
@@ -63,10 +69,10 @@ const (
 
 // add registers a reader under a request ID. It returns an error if the host, the org or the project has reached its
 // limit of readers.
-func (h *hostReads) add(id string, node cloud.NodeID, t cloud.Tenant) (*hostRead, error) {
+func (h *hostReads) add(id string, node cloud.NodeID, t cloud.Tenant, vm cloud.VMID) (*hostRead, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	host, org, project := 0, 0, 0
+	host, org, project, same := 0, 0, 0, 0
 	for _, other := range h.open {
 		if other.node != node {
 			continue
@@ -78,8 +84,13 @@ func (h *hostReads) add(id string, node cloud.NodeID, t cloud.Tenant) (*hostRead
 		if other.tenant == t {
 			project++
 		}
+		if other.vm == vm {
+			same++
+		}
 	}
 	switch {
+	case h.perVM > 0 && same >= h.perVM:
+		return nil, h.errTooMany("VM", string(vm), h.perVM)
 	case project >= h.perProject:
 		return nil, h.errTooMany("project", t.String(), h.perProject)
 	case org >= h.perOrg:
@@ -87,7 +98,9 @@ func (h *hostReads) add(id string, node cloud.NodeID, t cloud.Tenant) (*hostRead
 	case host >= h.perHost:
 		return nil, fault.New(fault.Unavailable, "too many %s are being read from the host of %s: try again later", h.plural, h.object).MayRetry()
 	}
-	one := &hostRead{node: node, tenant: t, chunks: make(chan chunk, 4), accepted: make(chan struct{}), closed: make(chan struct{})}
+	one := &hostRead{
+		node: node, tenant: t, vm: vm, chunks: make(chan chunk, 4), input: make(chan []byte), accepted: make(chan struct{}), closed: make(chan struct{}),
+	}
 	h.open[id] = one
 	return one, nil
 }
@@ -127,7 +140,7 @@ func (s *Service) read(
 		return fault.New(fault.Unavailable, "the host of %s is not connected", h.object).MayRetry()
 	}
 	id := rand.Text()
-	one, err := h.add(id, node, t)
+	one, err := h.add(id, node, t, "")
 	if err != nil {
 		return err
 	}
@@ -182,18 +195,33 @@ func forward[M hostData](ctx context.Context, h *hostReads, node cloud.NodeID, r
 	if err != nil {
 		return err
 	}
+	one, err := h.accept(node, first.GetRequestId())
+	if err != nil {
+		return err
+	}
+	return forwardTo(ctx, h, one, first, nil, recv)
+}
+
+// accept returns the reader with a request ID, for the one stream that may serve it. It returns the errors of forward.
+func (h *hostReads) accept(node cloud.NodeID, id string) (*hostRead, error) {
 	h.mu.Lock()
-	one := h.open[first.GetRequestId()]
+	one := h.open[id]
 	h.mu.Unlock()
 	if one == nil || one.node != node {
-		return fault.New(fault.NotFound, "no reader waits for this request")
+		return nil, fault.New(fault.NotFound, "no reader waits for this request")
 	}
 	mine := false
 	one.opened.Do(func() { mine = true; close(one.accepted) })
 	if !mine {
-		return fault.New(fault.AlreadyExists, "another stream already answers this request")
+		return nil, fault.New(fault.AlreadyExists, "another stream already answers this request")
 	}
-	for message := first; ; {
+	return one, nil
+}
+
+// forwardTo forwards the messages of an agent's stream to a reader. The parameters message and err are the result of the
+// first call of recv.
+func forwardTo[M hostData](ctx context.Context, h *hostReads, one *hostRead, message M, err error, recv func() (M, error)) error {
+	for {
 		p := h.chunk(message, err)
 		select {
 		case one.chunks <- p:
@@ -225,7 +253,20 @@ func (h *hostReads) chunk(message hostData, err error) chunk {
 	case len(message.GetData()) > maxChunk:
 		return chunk{err: fault.New(fault.Unavailable, "the host of %s sent a message of %d bytes, which is too large", h.object, len(message.GetData()))}
 	case message.GetError() != "":
-		return chunk{err: fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(message.GetError()[:min(len(message.GetError()), maxError)], ""))}
+		f := fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(message.GetError()[:min(len(message.GetError()), maxError)], ""))
+		if m, ok := message.(interface{ GetReason() string }); ok {
+			switch reason := m.GetReason(); {
+			case reason == agentStarting:
+				f = fault.New(fault.Unavailable, "%s", f.Message).MayRetry()
+			case slices.Contains(consoleReasons, reason):
+				f = f.WithReason(reason)
+			}
+		}
+		return chunk{err: f}
 	}
-	return chunk{data: message.GetData()}
+	c := chunk{data: message.GetData()}
+	if m, ok := message.(interface{ GetOffset() int64 }); ok {
+		c.offset = m.GetOffset()
+	}
+	return c
 }

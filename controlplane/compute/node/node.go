@@ -28,7 +28,7 @@
 // record.
 //
 // Decisions of this version: a host has one session, which is a Watch stream to the leader, and a newer session ends
-// the older one. A host reads at most 8 images from a member, and sends at most 64 consoles and 16 snapshots, at a time.
+// the older one. A host reads at most 8 images from a member, and sends at most 64 console logs, 64 open consoles and 16 snapshots, at a time.
 // An attacker may control a host, so this package limits what a host can write into records and the load that it can
 // cause on a member (budget.go). A host may read only the images of its own VMs.
 package node
@@ -113,9 +113,10 @@ type Service struct {
 	pause    func(context.Context, time.Duration) error
 	guard    guard
 	fencings fencings
-	// consoles and snapshots are the reads of console logs and of snapshots from hosts.
-	consoles, snapshots *hostReads
-	placement           placement
+	// consoles and snapshots are the reads of console logs and of snapshots from hosts. openConsoles are the open
+	// consoles, in both directions.
+	consoles, snapshots, openConsoles *hostReads
+	placement                         placement
 }
 
 // liveness is the response of lastHeardCommand, with which a member asks the leader when it last received a heartbeat
@@ -134,10 +135,11 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, volumes: noVolumes{}, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
 		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: newConsoleReads(), snapshots: newSnapshotReads(),
-		guard: guard{conns: map[*guardedConn]bool{}}, placement: placement{index: schedule.NewIndex()},
+		openConsoles: newOpenConsoles(),
+		guard:        guard{conns: map[*guardedConn]bool{}}, placement: placement{index: schedule.NewIndex()},
 	}
 	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, fenceCommand, banCommand, unbanCommand,
-		readConsoleCommand, readSnapshotCommand)
+		readConsoleCommand, readSnapshotCommand, openConsoleCommand)
 	return s
 }
 

@@ -8,12 +8,14 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
@@ -263,6 +265,47 @@ func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) erro
 		return err
 	}
 	return stream.SendAndClose(&agentv1.SendConsoleResponse{})
+}
+
+func (a *agents) StreamConsole(stream agentv1.AgentService_StreamConsoleServer) error {
+	id, leave, err := a.s.admit(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	one, err := a.s.openConsoles.accept(id, first.GetRequestId())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	// reading ends when the caller is gone, so that the handler returns even if the VM prints nothing.
+	reading, stop := context.WithCancel(ctx)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer cancel()
+	sending.Go(func() {
+		defer stop()
+		for {
+			select {
+			case data := <-one.input:
+				if stream.Send(&agentv1.StreamConsoleResponse{Data: data}) != nil {
+					return // the stream has ended, and Recv returns the reason
+				}
+			case <-one.closed:
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	next := rpc.Receiver(stream.Context(), stream.Recv)
+	recv := func() (*agentv1.StreamConsoleRequest, error) { return next(reading) }
+	message, err := recv() // the first message only names the request; the next one says whether the console is open
+	return forwardTo(stream.Context(), a.s.openConsoles, one, message, err, recv)
 }
 
 func (a *agents) SendSnapshot(stream agentv1.AgentService_SendSnapshotServer) error {

@@ -85,6 +85,8 @@ func (s *session) takeRequests(m *agentv1.WatchResponse) bool {
 		switch r := one.(type) {
 		case *agentv1.ConsoleRequest:
 			m.ConsoleRequests = append(m.ConsoleRequests, r)
+		case *agentv1.OpenConsoleRequest:
+			m.OpenConsoles = append(m.OpenConsoles, r)
 		case *agentv1.SnapshotRequest:
 			m.SnapshotRequests = append(m.SnapshotRequests, r)
 		}

@@ -327,7 +327,7 @@ func TestConsoleLimits(t *testing.T) {
 		require.ErrorContains(t, err, "too many consoles")
 	}
 	require.Equal(t, maxConsoles, waiting())
-	_, err := s.consoles.add("x", "another host", cloud.Tenant{})
+	_, err := s.consoles.add("x", "another host", cloud.Tenant{}, "")
 	require.NoError(t, err)
 	s.consoles.remove("x")
 	cancel()

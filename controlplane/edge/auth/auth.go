@@ -78,6 +78,20 @@ func CallerOf(ctx context.Context) *cloud.Caller {
 	return e.caller
 }
 
+type tokenKey struct{}
+
+// WithToken returns a context with the bearer token of the call.
+func WithToken(ctx context.Context, token string) context.Context {
+	return context.WithValue(ctx, tokenKey{}, token)
+}
+
+// TokenOf returns the bearer token of the call, or "" if the call has none. It is for calls that let the caller continue
+// later with the same rights. It must not be logged or stored in plain text.
+func TokenOf(ctx context.Context) string {
+	token, _ := ctx.Value(tokenKey{}).(string)
+	return token
+}
+
 // OnAdmit registers the function f for the call of ctx, which must come from With. Each Admit of this call then calls f
 // with the call's tenant. If f returns an error, Admit refuses the call with that error.
 func OnAdmit(ctx context.Context, f func(cloud.Tenant) error) {

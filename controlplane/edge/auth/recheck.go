@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // RecheckEvery is the time between two verifications of the token of an open stream. After the token, or the role that
@@ -84,6 +86,29 @@ func (r *Rechecker) Subscribe(token string, f func(*Check)) (stop func()) {
 			<-c.done
 		}
 	}
+}
+
+// maxUnverified is how long a stream continues while this member cannot verify its token, for example because there is
+// no leader.
+const maxUnverified = 10 * time.Second
+
+// WhileValid calls end with a fault when the token of an open stream becomes invalid, when its holder is no longer
+// authorized for the call of ctx, or when the token could not be verified for maxUnverified. Call stop when the stream
+// has ended.
+func (r *Rechecker) WhileValid(ctx context.Context, token string, end context.CancelCauseFunc) (stop func()) {
+	verified := time.Now()
+	return r.Subscribe(token, func(c *Check) {
+		if c.Err == nil {
+			verified = time.Now()
+		}
+		err := c.Readmit(ctx)
+		if mutant.On(mutant.KeepInvalidStreams) {
+			return
+		}
+		if fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.PermissionDenied) || err != nil && time.Since(verified) > maxUnverified {
+			end(err)
+		}
+	})
 }
 
 // run verifies the token of c every RecheckEvery, until ctx ends. It passes each result to all functions that are

@@ -57,6 +57,7 @@ const (
 	images         = "/vmcontroller.v1.ImageService/"
 	imageData      = "/storage.v1.ImageDataService/"
 	volumes        = "/vmcontroller.v1.VolumeService/"
+	consoles       = "/console.v1.ConsoleService/"
 	nodes          = "/vmcontroller.v1.NodeService/"
 	storageVolumes = "/storage.v1.VolumeService/"
 	storageClasses = "/storage.v1.StorageClassService/"
@@ -189,6 +190,10 @@ var rules = map[Method]Rule{
 	nodes + "CordonNode":   {Nowhere, nil},
 	nodes + "UncordonNode": {Nowhere, nil},
 	nodes + "DrainNode":    {Nowhere, nil},
+
+	consoles + "AttachConsole":       {OfProject, write},
+	consoles + "ReadScreenshot":      {OfProject, read},
+	consoles + "CreateConsoleTicket": {OfProject, write},
 
 	operators + "ClusterStatus":     {Nowhere, nil},
 	operators + "CreateNodeToken":   {Nowhere, nil},

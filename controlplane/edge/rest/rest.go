@@ -4,7 +4,8 @@
 // A service registers its routes on a Server. A Handler returns data or an error and does not write the response
 // itself. A response that is too long for memory is returned as a Stream, which is sent while it is generated. An
 // EventHandler sends server-sent events until its client closes the connection. The response of another member is
-// returned as Verbatim and forwarded unchanged. The package must not know records or services.
+// returned as Verbatim and forwarded unchanged. An Upgrade takes over the connection, for a websocket. The package must
+// not know records or services.
 package rest
 
 import (
@@ -153,7 +154,7 @@ func (s *Server) authenticate(r *http.Request) (*http.Request, string, error) {
 	}
 	caller.RequestID, caller.Address, caller.Target = RequestID(r.Context()), Remote(r), r.Method+" "+r.URL.EscapedPath()
 	caller.IdempotencyKey = r.Header.Get("Idempotency-Key")
-	r = r.WithContext(auth.With(auth.WithProjects(r.Context(), s.opts.Verifier), caller, auth.REST))
+	r = r.WithContext(auth.With(auth.WithToken(auth.WithProjects(r.Context(), s.opts.Verifier), token), caller, auth.REST))
 	if err := auth.CheckIdempotencyKey("Idempotency-Key", caller.IdempotencyKey); err != nil {
 		return r, "", err
 	}
@@ -290,6 +291,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data
 	switch data := data.(type) {
 	case Stream:
 		return stream(w, r, status, data, id)
+	case Upgrade:
+		return data(w)
 	case Verbatim:
 		return verbatim(w, r, status, data)
 	case events:

@@ -17,6 +17,10 @@ type Stream func(w io.Writer) error
 // received; if it ends early, the connection is closed. Its HTTP status must be in Response.Status.
 type Verbatim struct{ Body io.ReadCloser }
 
+// Upgrade is a function that takes over the connection of a request, for a websocket. It returns began false and an error
+// if it has written nothing; the client then gets a normal error response.
+type Upgrade func(w http.ResponseWriter) (began bool, err error)
+
 // chunkTime is the time that a client has to read one piece of a stream before the connection fails.
 const chunkTime = 30 * time.Second
 

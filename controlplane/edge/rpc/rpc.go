@@ -206,6 +206,11 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	if caller.Chosen, err = auth.Chosen("trivet-org", md.Get("trivet-org"), "trivet-project", md.Get("trivet-project")); err != nil {
 		return ctx, err
 	}
+	if header := md.Get("authorization"); len(header) > 0 {
+		if token, err := auth.Bearer(header[0]); err == nil {
+			ctx = auth.WithToken(ctx, token)
+		}
+	}
 	return auth.With(auth.WithProjects(ctx, e.opts.Verifier), caller, auth.RPC), nil
 }
 

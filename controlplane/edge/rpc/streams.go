@@ -185,7 +185,7 @@ func (s *Streams) Open(ctx context.Context, checks *auth.Rechecker, token string
 		return nil, nil, err
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	stop := whileValid(ctx, checks, token, end)
+	stop := checks.WhileValid(ctx, token, end)
 	return ctx, func() {
 		stop()
 		end(nil)

@@ -5,7 +5,7 @@
 // Only Join works without a certificate. HeartbeatNode, on the same port, is in vmcontroller.v1 NodeService.
 //
 // All calls but Join can return: UNAUTHENTICATED, if no valid certificate of a host is shown; PERMISSION_DENIED with
-// reason NODE_EVICTED or NODE_BANNED; RESOURCE_EXHAUSTED beyond 20 calls a second (after a burst of 200) or 128 open
+// reason NODE_EVICTED or NODE_BANNED; RESOURCE_EXHAUSTED beyond 20 calls a second (after a burst of 200) or 160 open
 // calls of the host; UNAVAILABLE, if the member cannot read current records. When a host is evicted or banned every
 // member closes its connections. controlplane/edge/auth/rules.go has no rules for these calls: the certificate
 // decides. docs/api.md describes errors in general. Times are Unix milliseconds.
@@ -263,6 +263,62 @@ func (MigrationPhase) EnumDescriptor() ([]byte, []int) {
 	return file_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
+// ConsoleKind is a device of a VM that users see or operate.
+type ConsoleKind int32
+
+const (
+	ConsoleKind_CONSOLE_KIND_UNSPECIFIED ConsoleKind = 0
+	// The serial port.
+	ConsoleKind_CONSOLE_KIND_SERIAL ConsoleKind = 1
+	// The display, keyboard and mouse, in the protocol RFB 3.8 (RFC 6143) without authentication.
+	ConsoleKind_CONSOLE_KIND_VNC ConsoleKind = 2
+	// A picture of the display as a PNG file, after which the host ends the stream.
+	ConsoleKind_CONSOLE_KIND_SCREENSHOT ConsoleKind = 3
+)
+
+// Enum value maps for ConsoleKind.
+var (
+	ConsoleKind_name = map[int32]string{
+		0: "CONSOLE_KIND_UNSPECIFIED",
+		1: "CONSOLE_KIND_SERIAL",
+		2: "CONSOLE_KIND_VNC",
+		3: "CONSOLE_KIND_SCREENSHOT",
+	}
+	ConsoleKind_value = map[string]int32{
+		"CONSOLE_KIND_UNSPECIFIED": 0,
+		"CONSOLE_KIND_SERIAL":      1,
+		"CONSOLE_KIND_VNC":         2,
+		"CONSOLE_KIND_SCREENSHOT":  3,
+	}
+)
+
+func (x ConsoleKind) Enum() *ConsoleKind {
+	p := new(ConsoleKind)
+	*p = x
+	return p
+}
+
+func (x ConsoleKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ConsoleKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_agent_v1_agent_proto_enumTypes[4].Descriptor()
+}
+
+func (ConsoleKind) Type() protoreflect.EnumType {
+	return &file_agent_v1_agent_proto_enumTypes[4]
+}
+
+func (x ConsoleKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ConsoleKind.Descriptor instead.
+func (ConsoleKind) EnumDescriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
 // Observed is what the agent sees of a VM.
 type Observed int32
 
@@ -323,11 +379,11 @@ func (x Observed) String() string {
 }
 
 func (Observed) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[4].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[5].Descriptor()
 }
 
 func (Observed) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[4]
+	return &file_agent_v1_agent_proto_enumTypes[5]
 }
 
 func (x Observed) Number() protoreflect.EnumNumber {
@@ -336,7 +392,7 @@ func (x Observed) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Observed.Descriptor instead.
 func (Observed) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 // Exit is why a process ended.
@@ -379,11 +435,11 @@ func (x Exit) String() string {
 }
 
 func (Exit) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[5].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[6].Descriptor()
 }
 
 func (Exit) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[5]
+	return &file_agent_v1_agent_proto_enumTypes[6]
 }
 
 func (x Exit) Number() protoreflect.EnumNumber {
@@ -392,7 +448,7 @@ func (x Exit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Exit.Descriptor instead.
 func (Exit) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 // MigrationState is how far a host has come in a migration.
@@ -459,11 +515,11 @@ func (x MigrationState) String() string {
 }
 
 func (MigrationState) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[6].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[7].Descriptor()
 }
 
 func (MigrationState) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[6]
+	return &file_agent_v1_agent_proto_enumTypes[7]
 }
 
 func (x MigrationState) Number() protoreflect.EnumNumber {
@@ -472,7 +528,7 @@ func (x MigrationState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MigrationState.Descriptor instead.
 func (MigrationState) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 // SnapshotState is the state of a snapshot on the host.
@@ -518,11 +574,11 @@ func (x SnapshotState) String() string {
 }
 
 func (SnapshotState) Descriptor() protoreflect.EnumDescriptor {
-	return file_agent_v1_agent_proto_enumTypes[7].Descriptor()
+	return file_agent_v1_agent_proto_enumTypes[8].Descriptor()
 }
 
 func (SnapshotState) Type() protoreflect.EnumType {
-	return &file_agent_v1_agent_proto_enumTypes[7]
+	return &file_agent_v1_agent_proto_enumTypes[8]
 }
 
 func (x SnapshotState) Number() protoreflect.EnumNumber {
@@ -531,7 +587,7 @@ func (x SnapshotState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SnapshotState.Descriptor instead.
 func (SnapshotState) EnumDescriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 type JoinRequest struct {
@@ -815,8 +871,10 @@ type WatchResponse struct {
 	ReleasedVolumes []string `protobuf:"bytes,10,rep,name=released_volumes,json=releasedVolumes,proto3" json:"released_volumes,omitempty"`
 	// Snapshots to send by SendSnapshot, or to stop sending.
 	SnapshotRequests []*SnapshotRequest `protobuf:"bytes,60,rep,name=snapshot_requests,json=snapshotRequests,proto3" json:"snapshot_requests,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Consoles to open with StreamConsole, or to close. Older agents ignore them.
+	OpenConsoles  []*OpenConsoleRequest `protobuf:"bytes,70,rep,name=open_consoles,json=openConsoles,proto3" json:"open_consoles,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
@@ -922,6 +980,13 @@ func (x *WatchResponse) GetReleasedVolumes() []string {
 func (x *WatchResponse) GetSnapshotRequests() []*SnapshotRequest {
 	if x != nil {
 		return x.SnapshotRequests
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetOpenConsoles() []*OpenConsoleRequest {
+	if x != nil {
+		return x.OpenConsoles
 	}
 	return nil
 }
@@ -2266,6 +2331,113 @@ func (x *AssignedImage) GetFormat() v1.ImageFormat {
 	return v1.ImageFormat(0)
 }
 
+// OpenConsoleRequest asks for a stream of a console of a VM, or withdraws that.
+type OpenConsoleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique. The agent repeats it in StreamConsole.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// End the stream with this request_id. No other field is set.
+	Cancel bool        `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	VmId   string      `protobuf:"bytes,3,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	Kind   ConsoleKind `protobuf:"varint,4,opt,name=kind,proto3,enum=agent.v1.ConsoleKind" json:"kind,omitempty"`
+	// The host ignores what the caller sends. For CONSOLE_KIND_SERIAL only.
+	ReadOnly bool `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// End the session that writes to the serial port now. Without it, the host refuses a second writer.
+	TakeOver bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
+	// The maximum size of the existing output of the serial port that is sent first, in bytes.
+	TailBytes uint64 `protobuf:"varint,7,opt,name=tail_bytes,json=tailBytes,proto3" json:"tail_bytes,omitempty"`
+	// Not 0: send the output of the serial port that begins at this offset, instead of tail_bytes.
+	FromOffset    int64 `protobuf:"varint,8,opt,name=from_offset,json=fromOffset,proto3" json:"from_offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenConsoleRequest) Reset() {
+	*x = OpenConsoleRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenConsoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenConsoleRequest) ProtoMessage() {}
+
+func (x *OpenConsoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenConsoleRequest.ProtoReflect.Descriptor instead.
+func (*OpenConsoleRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *OpenConsoleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *OpenConsoleRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *OpenConsoleRequest) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+func (x *OpenConsoleRequest) GetKind() ConsoleKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ConsoleKind_CONSOLE_KIND_UNSPECIFIED
+}
+
+func (x *OpenConsoleRequest) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *OpenConsoleRequest) GetTakeOver() bool {
+	if x != nil {
+		return x.TakeOver
+	}
+	return false
+}
+
+func (x *OpenConsoleRequest) GetTailBytes() uint64 {
+	if x != nil {
+		return x.TailBytes
+	}
+	return 0
+}
+
+func (x *OpenConsoleRequest) GetFromOffset() int64 {
+	if x != nil {
+		return x.FromOffset
+	}
+	return 0
+}
+
 // ConsoleRequest asks for the log of a VM's serial console, or withdraws that.
 type ConsoleRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -2283,7 +2455,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2467,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2480,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConsoleRequest) GetRequestId() string {
@@ -2365,7 +2537,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2549,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2562,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SnapshotRequest) GetRequestId() string {
@@ -2449,7 +2621,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +2633,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +2646,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -2506,7 +2678,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2690,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2703,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -2570,7 +2742,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2754,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2767,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -2688,7 +2860,7 @@ type MachineFeature struct {
 
 func (x *MachineFeature) Reset() {
 	*x = MachineFeature{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2700,7 +2872,7 @@ func (x *MachineFeature) String() string {
 func (*MachineFeature) ProtoMessage() {}
 
 func (x *MachineFeature) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2713,7 +2885,7 @@ func (x *MachineFeature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineFeature.ProtoReflect.Descriptor instead.
 func (*MachineFeature) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MachineFeature) GetName() string {
@@ -2753,7 +2925,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2937,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2950,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StoragePool) GetName() string {
@@ -2859,7 +3031,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3043,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3056,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -3044,7 +3216,7 @@ type MigrationObservation struct {
 
 func (x *MigrationObservation) Reset() {
 	*x = MigrationObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3228,7 @@ func (x *MigrationObservation) String() string {
 func (*MigrationObservation) ProtoMessage() {}
 
 func (x *MigrationObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3241,7 @@ func (x *MigrationObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationObservation.ProtoReflect.Descriptor instead.
 func (*MigrationObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MigrationObservation) GetAttempt() uint64 {
@@ -3146,7 +3318,7 @@ type DiskObservation struct {
 
 func (x *DiskObservation) Reset() {
 	*x = DiskObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3330,7 @@ func (x *DiskObservation) String() string {
 func (*DiskObservation) ProtoMessage() {}
 
 func (x *DiskObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3343,7 @@ func (x *DiskObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
 func (*DiskObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DiskObservation) GetId() string {
@@ -3229,7 +3401,7 @@ type VolumeObservation struct {
 
 func (x *VolumeObservation) Reset() {
 	*x = VolumeObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3413,7 @@ func (x *VolumeObservation) String() string {
 func (*VolumeObservation) ProtoMessage() {}
 
 func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3426,7 @@ func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
 func (*VolumeObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *VolumeObservation) GetVolumeId() string {
@@ -3346,7 +3518,7 @@ type SnapshotObservation struct {
 
 func (x *SnapshotObservation) Reset() {
 	*x = SnapshotObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3530,7 @@ func (x *SnapshotObservation) String() string {
 func (*SnapshotObservation) ProtoMessage() {}
 
 func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3543,7 @@ func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotObservation.ProtoReflect.Descriptor instead.
 func (*SnapshotObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SnapshotObservation) GetSnapshotId() string {
@@ -3443,7 +3615,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3627,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3640,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NicObservation) GetId() string {
@@ -3504,7 +3676,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3688,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3701,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -3556,7 +3728,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3740,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3753,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -3606,7 +3778,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3618,7 +3790,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3631,7 +3803,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -3663,7 +3835,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3675,7 +3847,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3688,7 +3860,136 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+}
+
+type StreamConsoleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the first message only.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// At most 256 KiB.
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// For the serial port: the offset of the first byte after data in the output of the port. It is valid while the host
+	// keeps the file of the output, also after a restart of the agent.
+	Offset int64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Why the console cannot be opened, or not any longer. The stream ends with it; the caller gets it with
+	// FAILED_PRECONDITION, cut to 1 KiB.
+	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	// The reason of the error: CONSOLE_IN_USE, CONSOLE_TAKEN_OVER, NO_DISPLAY or, if the caller may try again soon and gets
+	// UNAVAILABLE, AGENT_STARTING. May be empty.
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamConsoleRequest) Reset() {
+	*x = StreamConsoleRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamConsoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamConsoleRequest) ProtoMessage() {}
+
+func (x *StreamConsoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamConsoleRequest.ProtoReflect.Descriptor instead.
+func (*StreamConsoleRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *StreamConsoleRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *StreamConsoleRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *StreamConsoleRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *StreamConsoleRequest) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *StreamConsoleRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type StreamConsoleResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 32 KiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamConsoleResponse) Reset() {
+	*x = StreamConsoleResponse{}
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamConsoleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamConsoleResponse) ProtoMessage() {}
+
+func (x *StreamConsoleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamConsoleResponse.ProtoReflect.Descriptor instead.
+func (*StreamConsoleResponse) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *StreamConsoleResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
 }
 
 type SendSnapshotRequest struct {
@@ -3707,7 +4008,7 @@ type SendSnapshotRequest struct {
 
 func (x *SendSnapshotRequest) Reset() {
 	*x = SendSnapshotRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3719,7 +4020,7 @@ func (x *SendSnapshotRequest) String() string {
 func (*SendSnapshotRequest) ProtoMessage() {}
 
 func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3732,7 +4033,7 @@ func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SendSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SendSnapshotRequest) GetRequestId() string {
@@ -3764,7 +4065,7 @@ type SendSnapshotResponse struct {
 
 func (x *SendSnapshotResponse) Reset() {
 	*x = SendSnapshotResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +4077,7 @@ func (x *SendSnapshotResponse) String() string {
 func (*SendSnapshotResponse) ProtoMessage() {}
 
 func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +4090,7 @@ func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SendSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -3813,7 +4114,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3825,7 +4126,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3838,7 +4139,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -3892,7 +4193,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +4205,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3917,7 +4218,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -3980,7 +4281,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3992,7 +4293,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4005,7 +4306,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -4062,7 +4363,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4074,7 +4375,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4087,7 +4388,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -4150,7 +4451,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4162,7 +4463,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4175,7 +4476,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -4305,7 +4606,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4317,7 +4618,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4330,7 +4631,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -4363,7 +4664,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4375,7 +4676,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4388,7 +4689,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -4425,7 +4726,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4437,7 +4738,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4450,7 +4751,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -4489,7 +4790,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4501,7 +4802,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +4815,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v12.NatGateway {
@@ -4564,7 +4865,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4576,7 +4877,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4589,7 +4890,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -4610,7 +4911,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_agent_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4622,7 +4923,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_agent_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4635,7 +4936,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *HostVpc) GetVpc() *v12.Vpc {
@@ -4663,7 +4964,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_agent_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4675,7 +4976,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_agent_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4688,7 +4989,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *HostSubnet) GetSubnet() *v12.Subnet {
@@ -4725,7 +5026,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_agent_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4737,7 +5038,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_agent_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4750,7 +5051,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *HostPort) GetPort() *v12.Port {
@@ -4810,7 +5111,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1f\n" +
 	"\vpresent_vms\x18\x02 \x03(\tR\n" +
 	"presentVms\x12#\n" +
-	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\xcf\x03\n" +
+	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\x92\x04\n" +
 	"\rWatchResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -4823,7 +5124,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\avolumes\x18\t \x03(\v2\x18.agent.v1.AssignedVolumeR\avolumes\x12)\n" +
 	"\x10released_volumes\x18\n" +
 	" \x03(\tR\x0freleasedVolumes\x12F\n" +
-	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\"\xf9\b\n" +
+	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\x12A\n" +
+	"\ropen_consoles\x18F \x03(\v2\x1c.agent.v1.OpenConsoleRequestR\fopenConsoles\"\xf9\b\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -4956,7 +5258,19 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x124\n" +
-	"\x06format\x18\x04 \x01(\x0e2\x1c.vmcontroller.v1.ImageFormatR\x06format\"\x93\x01\n" +
+	"\x06format\x18\x04 \x01(\x0e2\x1c.vmcontroller.v1.ImageFormatR\x06format\"\x85\x02\n" +
+	"\x12OpenConsoleRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12\x13\n" +
+	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\x12)\n" +
+	"\x04kind\x18\x04 \x01(\x0e2\x15.agent.v1.ConsoleKindR\x04kind\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x1b\n" +
+	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x1d\n" +
+	"\n" +
+	"tail_bytes\x18\a \x01(\x04R\ttailBytes\x12\x1f\n" +
+	"\vfrom_offset\x18\b \x01(\x03R\n" +
+	"fromOffset\"\x93\x01\n" +
 	"\x0eConsoleRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x13\n" +
@@ -5085,7 +5399,16 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\"\x15\n" +
-	"\x13SendConsoleResponse\"^\n" +
+	"\x13SendConsoleResponse\"\x8f\x01\n" +
+	"\x14StreamConsoleRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"+\n" +
+	"\x15StreamConsoleResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"^\n" +
 	"\x13SendSnapshotRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -5187,7 +5510,12 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x17MIGRATION_PHASE_PREPARE\x10\x01\x12\x1c\n" +
 	"\x18MIGRATION_PHASE_TRANSFER\x10\x02\x12\x1e\n" +
 	"\x1aMIGRATION_PHASE_SWITCHOVER\x10\x03\x12\x1c\n" +
-	"\x18MIGRATION_PHASE_ROLLBACK\x10\x04*\xd8\x01\n" +
+	"\x18MIGRATION_PHASE_ROLLBACK\x10\x04*w\n" +
+	"\vConsoleKind\x12\x1c\n" +
+	"\x18CONSOLE_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13CONSOLE_KIND_SERIAL\x10\x01\x12\x14\n" +
+	"\x10CONSOLE_KIND_VNC\x10\x02\x12\x1b\n" +
+	"\x17CONSOLE_KIND_SCREENSHOT\x10\x03*\xd8\x01\n" +
 	"\bObserved\x12\x18\n" +
 	"\x14OBSERVED_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fOBSERVED_ABSENT\x10\x01\x12\x15\n" +
@@ -5220,14 +5548,15 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x15SNAPSHOT_STATE_ABSENT\x10\x01\x12\x1a\n" +
 	"\x16SNAPSHOT_STATE_COPYING\x10\x02\x12\x1b\n" +
 	"\x17SNAPSHOT_STATE_COMPLETE\x10\x03\x12\x19\n" +
-	"\x15SNAPSHOT_STATE_FAILED\x10\x042\xaf\x04\n" +
+	"\x15SNAPSHOT_STATE_FAILED\x10\x042\x85\x05\n" +
 	"\fAgentService\x123\n" +
 	"\x04Join\x12\x15.agent.v1.JoinRequest\x1a\x14.agent.v1.Credential\x125\n" +
 	"\x05Renew\x12\x16.agent.v1.RenewRequest\x1a\x14.agent.v1.Credential\x12:\n" +
 	"\x05Watch\x12\x16.agent.v1.WatchRequest\x1a\x17.agent.v1.WatchResponse0\x01\x12=\n" +
 	"\x06Report\x12\x17.agent.v1.ReportRequest\x1a\x18.agent.v1.ReportResponse(\x01\x12F\n" +
 	"\tReadImage\x12\x1a.agent.v1.ReadImageRequest\x1a\x1b.agent.v1.ReadImageResponse0\x01\x12L\n" +
-	"\vSendConsole\x12\x1c.agent.v1.SendConsoleRequest\x1a\x1d.agent.v1.SendConsoleResponse(\x01\x12O\n" +
+	"\vSendConsole\x12\x1c.agent.v1.SendConsoleRequest\x1a\x1d.agent.v1.SendConsoleResponse(\x01\x12T\n" +
+	"\rStreamConsole\x12\x1e.agent.v1.StreamConsoleRequest\x1a\x1f.agent.v1.StreamConsoleResponse(\x010\x01\x12O\n" +
 	"\fSendSnapshot\x12\x1d.agent.v1.SendSnapshotRequest\x1a\x1e.agent.v1.SendSnapshotResponse(\x01\x12Q\n" +
 	"\fSyncNetworks\x12\x1d.agent.v1.SyncNetworksRequest\x1a\x1e.agent.v1.SyncNetworksResponse(\x010\x01B8Z6github.com/trivet-cloud/trivet/protos/agent/v1;agentv1b\x06proto3"
 
@@ -5243,175 +5572,183 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_agent_v1_agent_proto_rawDescData
 }
 
-var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_agent_v1_agent_proto_goTypes = []any{
-	(Power)(0),                   // 0: agent.v1.Power
-	(Firmware)(0),                // 1: agent.v1.Firmware
-	(MigrationRole)(0),           // 2: agent.v1.MigrationRole
-	(MigrationPhase)(0),          // 3: agent.v1.MigrationPhase
-	(Observed)(0),                // 4: agent.v1.Observed
-	(Exit)(0),                    // 5: agent.v1.Exit
-	(MigrationState)(0),          // 6: agent.v1.MigrationState
-	(SnapshotState)(0),           // 7: agent.v1.SnapshotState
-	(*JoinRequest)(nil),          // 8: agent.v1.JoinRequest
-	(*RenewRequest)(nil),         // 9: agent.v1.RenewRequest
-	(*Credential)(nil),           // 10: agent.v1.Credential
-	(*WatchRequest)(nil),         // 11: agent.v1.WatchRequest
-	(*WatchResponse)(nil),        // 12: agent.v1.WatchResponse
-	(*AssignedVm)(nil),           // 13: agent.v1.AssignedVm
-	(*AssignedMigration)(nil),    // 14: agent.v1.AssignedMigration
-	(*AssignedSeed)(nil),         // 15: agent.v1.AssignedSeed
-	(*AssignedSeedNic)(nil),      // 16: agent.v1.AssignedSeedNic
-	(*AssignedNic)(nil),          // 17: agent.v1.AssignedNic
-	(*AssignedDisk)(nil),         // 18: agent.v1.AssignedDisk
-	(*AssignedVolume)(nil),       // 19: agent.v1.AssignedVolume
-	(*SnapshotSource)(nil),       // 20: agent.v1.SnapshotSource
-	(*AssignedSnapshot)(nil),     // 21: agent.v1.AssignedSnapshot
-	(*RbdPool)(nil),              // 22: agent.v1.RbdPool
-	(*AssignedImage)(nil),        // 23: agent.v1.AssignedImage
-	(*ConsoleRequest)(nil),       // 24: agent.v1.ConsoleRequest
-	(*SnapshotRequest)(nil),      // 25: agent.v1.SnapshotRequest
-	(*ReportRequest)(nil),        // 26: agent.v1.ReportRequest
-	(*ReportResponse)(nil),       // 27: agent.v1.ReportResponse
-	(*NodeFacts)(nil),            // 28: agent.v1.NodeFacts
-	(*MachineFeature)(nil),       // 29: agent.v1.MachineFeature
-	(*StoragePool)(nil),          // 30: agent.v1.StoragePool
-	(*VmObservation)(nil),        // 31: agent.v1.VmObservation
-	(*MigrationObservation)(nil), // 32: agent.v1.MigrationObservation
-	(*DiskObservation)(nil),      // 33: agent.v1.DiskObservation
-	(*VolumeObservation)(nil),    // 34: agent.v1.VolumeObservation
-	(*SnapshotObservation)(nil),  // 35: agent.v1.SnapshotObservation
-	(*NicObservation)(nil),       // 36: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),     // 37: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),    // 38: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),   // 39: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),  // 40: agent.v1.SendConsoleResponse
-	(*SendSnapshotRequest)(nil),  // 41: agent.v1.SendSnapshotRequest
-	(*SendSnapshotResponse)(nil), // 42: agent.v1.SendSnapshotResponse
-	(*SyncNetworksRequest)(nil),  // 43: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),        // 44: agent.v1.BackendHealth
-	(*HostNetwork)(nil),          // 45: agent.v1.HostNetwork
-	(*VpcFailure)(nil),           // 46: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil), // 47: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),       // 48: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),        // 49: agent.v1.EncryptedPeer
-	(*EspState)(nil),             // 50: agent.v1.EspState
-	(*HostNatGateway)(nil),       // 51: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),   // 52: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),              // 53: agent.v1.HostVpc
-	(*HostSubnet)(nil),           // 54: agent.v1.HostSubnet
-	(*HostPort)(nil),             // 55: agent.v1.HostPort
-	(v1.OsType)(0),               // 56: vmcontroller.v1.OsType
-	(v1.NicModel)(0),             // 57: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),              // 58: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),            // 59: vmcontroller.v1.DiskCache
-	(v1.VolumeFormat)(0),         // 60: vmcontroller.v1.VolumeFormat
-	(v1.ImageFormat)(0),          // 61: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),         // 62: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),     // 63: vmcontroller.v1.ResourceUsage
-	(v11.SnapshotConsistency)(0), // 64: storage.v1.SnapshotConsistency
-	(*v12.SecurityGroup)(nil),    // 65: network.v1.SecurityGroup
-	(*v12.RouteTable)(nil),       // 66: network.v1.RouteTable
-	(*v12.NatGateway)(nil),       // 67: network.v1.NatGateway
-	(*v12.FloatingIp)(nil),       // 68: network.v1.FloatingIp
-	(*v12.ServiceIp)(nil),        // 69: network.v1.ServiceIp
-	(*v12.Peering)(nil),          // 70: network.v1.Peering
-	(*v12.Vpc)(nil),              // 71: network.v1.Vpc
-	(*v12.Subnet)(nil),           // 72: network.v1.Subnet
-	(*v12.Port)(nil),             // 73: network.v1.Port
+	(Power)(0),                    // 0: agent.v1.Power
+	(Firmware)(0),                 // 1: agent.v1.Firmware
+	(MigrationRole)(0),            // 2: agent.v1.MigrationRole
+	(MigrationPhase)(0),           // 3: agent.v1.MigrationPhase
+	(ConsoleKind)(0),              // 4: agent.v1.ConsoleKind
+	(Observed)(0),                 // 5: agent.v1.Observed
+	(Exit)(0),                     // 6: agent.v1.Exit
+	(MigrationState)(0),           // 7: agent.v1.MigrationState
+	(SnapshotState)(0),            // 8: agent.v1.SnapshotState
+	(*JoinRequest)(nil),           // 9: agent.v1.JoinRequest
+	(*RenewRequest)(nil),          // 10: agent.v1.RenewRequest
+	(*Credential)(nil),            // 11: agent.v1.Credential
+	(*WatchRequest)(nil),          // 12: agent.v1.WatchRequest
+	(*WatchResponse)(nil),         // 13: agent.v1.WatchResponse
+	(*AssignedVm)(nil),            // 14: agent.v1.AssignedVm
+	(*AssignedMigration)(nil),     // 15: agent.v1.AssignedMigration
+	(*AssignedSeed)(nil),          // 16: agent.v1.AssignedSeed
+	(*AssignedSeedNic)(nil),       // 17: agent.v1.AssignedSeedNic
+	(*AssignedNic)(nil),           // 18: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),          // 19: agent.v1.AssignedDisk
+	(*AssignedVolume)(nil),        // 20: agent.v1.AssignedVolume
+	(*SnapshotSource)(nil),        // 21: agent.v1.SnapshotSource
+	(*AssignedSnapshot)(nil),      // 22: agent.v1.AssignedSnapshot
+	(*RbdPool)(nil),               // 23: agent.v1.RbdPool
+	(*AssignedImage)(nil),         // 24: agent.v1.AssignedImage
+	(*OpenConsoleRequest)(nil),    // 25: agent.v1.OpenConsoleRequest
+	(*ConsoleRequest)(nil),        // 26: agent.v1.ConsoleRequest
+	(*SnapshotRequest)(nil),       // 27: agent.v1.SnapshotRequest
+	(*ReportRequest)(nil),         // 28: agent.v1.ReportRequest
+	(*ReportResponse)(nil),        // 29: agent.v1.ReportResponse
+	(*NodeFacts)(nil),             // 30: agent.v1.NodeFacts
+	(*MachineFeature)(nil),        // 31: agent.v1.MachineFeature
+	(*StoragePool)(nil),           // 32: agent.v1.StoragePool
+	(*VmObservation)(nil),         // 33: agent.v1.VmObservation
+	(*MigrationObservation)(nil),  // 34: agent.v1.MigrationObservation
+	(*DiskObservation)(nil),       // 35: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),     // 36: agent.v1.VolumeObservation
+	(*SnapshotObservation)(nil),   // 37: agent.v1.SnapshotObservation
+	(*NicObservation)(nil),        // 38: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),      // 39: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),     // 40: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),    // 41: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),   // 42: agent.v1.SendConsoleResponse
+	(*StreamConsoleRequest)(nil),  // 43: agent.v1.StreamConsoleRequest
+	(*StreamConsoleResponse)(nil), // 44: agent.v1.StreamConsoleResponse
+	(*SendSnapshotRequest)(nil),   // 45: agent.v1.SendSnapshotRequest
+	(*SendSnapshotResponse)(nil),  // 46: agent.v1.SendSnapshotResponse
+	(*SyncNetworksRequest)(nil),   // 47: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),         // 48: agent.v1.BackendHealth
+	(*HostNetwork)(nil),           // 49: agent.v1.HostNetwork
+	(*VpcFailure)(nil),            // 50: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil),  // 51: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),        // 52: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),         // 53: agent.v1.EncryptedPeer
+	(*EspState)(nil),              // 54: agent.v1.EspState
+	(*HostNatGateway)(nil),        // 55: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),    // 56: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),               // 57: agent.v1.HostVpc
+	(*HostSubnet)(nil),            // 58: agent.v1.HostSubnet
+	(*HostPort)(nil),              // 59: agent.v1.HostPort
+	(v1.OsType)(0),                // 60: vmcontroller.v1.OsType
+	(v1.NicModel)(0),              // 61: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),               // 62: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),             // 63: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),          // 64: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),           // 65: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),          // 66: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),      // 67: vmcontroller.v1.ResourceUsage
+	(v11.SnapshotConsistency)(0),  // 68: storage.v1.SnapshotConsistency
+	(*v12.SecurityGroup)(nil),     // 69: network.v1.SecurityGroup
+	(*v12.RouteTable)(nil),        // 70: network.v1.RouteTable
+	(*v12.NatGateway)(nil),        // 71: network.v1.NatGateway
+	(*v12.FloatingIp)(nil),        // 72: network.v1.FloatingIp
+	(*v12.ServiceIp)(nil),         // 73: network.v1.ServiceIp
+	(*v12.Peering)(nil),           // 74: network.v1.Peering
+	(*v12.Vpc)(nil),               // 75: network.v1.Vpc
+	(*v12.Subnet)(nil),            // 76: network.v1.Subnet
+	(*v12.Port)(nil),              // 77: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
-	13, // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
-	24, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
-	19, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
-	25, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
-	0,  // 4: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	18, // 5: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	23, // 6: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	23, // 7: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	17, // 8: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	15, // 9: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	1,  // 10: agent.v1.AssignedVm.firmware:type_name -> agent.v1.Firmware
-	23, // 11: agent.v1.AssignedVm.cdrom:type_name -> agent.v1.AssignedImage
-	18, // 12: agent.v1.AssignedVm.rescue:type_name -> agent.v1.AssignedDisk
-	56, // 13: agent.v1.AssignedVm.os_type:type_name -> vmcontroller.v1.OsType
-	14, // 14: agent.v1.AssignedVm.migration:type_name -> agent.v1.AssignedMigration
-	2,  // 15: agent.v1.AssignedMigration.role:type_name -> agent.v1.MigrationRole
-	3,  // 16: agent.v1.AssignedMigration.phase:type_name -> agent.v1.MigrationPhase
-	16, // 17: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	57, // 18: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	58, // 19: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	59, // 20: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	23, // 21: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	19, // 22: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
-	60, // 23: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
-	23, // 24: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
-	22, // 25: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
-	21, // 26: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
-	20, // 27: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
-	61, // 28: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	28, // 29: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	31, // 30: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	34, // 31: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
-	62, // 32: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	30, // 33: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
-	29, // 34: agent.v1.NodeFacts.machine_features:type_name -> agent.v1.MachineFeature
-	4,  // 35: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	5,  // 36: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	63, // 37: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	36, // 38: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	33, // 39: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	32, // 40: agent.v1.VmObservation.migration:type_name -> agent.v1.MigrationObservation
-	6,  // 41: agent.v1.MigrationObservation.state:type_name -> agent.v1.MigrationState
-	60, // 42: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	35, // 43: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
-	7,  // 44: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
-	64, // 45: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
-	60, // 46: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	45, // 47: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	46, // 48: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	44, // 49: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	53, // 50: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	54, // 51: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	55, // 52: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	65, // 53: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	66, // 54: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	67, // 55: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	68, // 56: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	69, // 57: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	52, // 58: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	70, // 59: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	51, // 60: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	48, // 61: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	49, // 62: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	50, // 63: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	50, // 64: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	67, // 65: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	71, // 66: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	72, // 67: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	73, // 68: agent.v1.HostPort.port:type_name -> network.v1.Port
-	8,  // 69: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	9,  // 70: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	11, // 71: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	26, // 72: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	37, // 73: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	39, // 74: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	41, // 75: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
-	43, // 76: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	10, // 77: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	10, // 78: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	12, // 79: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	27, // 80: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	38, // 81: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	40, // 82: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	42, // 83: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
-	47, // 84: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	77, // [77:85] is the sub-list for method output_type
-	69, // [69:77] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	14, // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
+	26, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
+	20, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
+	27, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
+	25, // 4: agent.v1.WatchResponse.open_consoles:type_name -> agent.v1.OpenConsoleRequest
+	0,  // 5: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
+	19, // 6: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	24, // 7: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	24, // 8: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	18, // 9: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	16, // 10: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	1,  // 11: agent.v1.AssignedVm.firmware:type_name -> agent.v1.Firmware
+	24, // 12: agent.v1.AssignedVm.cdrom:type_name -> agent.v1.AssignedImage
+	19, // 13: agent.v1.AssignedVm.rescue:type_name -> agent.v1.AssignedDisk
+	60, // 14: agent.v1.AssignedVm.os_type:type_name -> vmcontroller.v1.OsType
+	15, // 15: agent.v1.AssignedVm.migration:type_name -> agent.v1.AssignedMigration
+	2,  // 16: agent.v1.AssignedMigration.role:type_name -> agent.v1.MigrationRole
+	3,  // 17: agent.v1.AssignedMigration.phase:type_name -> agent.v1.MigrationPhase
+	17, // 18: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	61, // 19: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	62, // 20: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	63, // 21: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	24, // 22: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	20, // 23: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
+	64, // 24: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	24, // 25: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	23, // 26: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
+	22, // 27: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
+	21, // 28: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
+	65, // 29: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	4,  // 30: agent.v1.OpenConsoleRequest.kind:type_name -> agent.v1.ConsoleKind
+	30, // 31: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	33, // 32: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	36, // 33: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	66, // 34: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	32, // 35: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	31, // 36: agent.v1.NodeFacts.machine_features:type_name -> agent.v1.MachineFeature
+	5,  // 37: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	6,  // 38: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	67, // 39: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	38, // 40: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	35, // 41: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	34, // 42: agent.v1.VmObservation.migration:type_name -> agent.v1.MigrationObservation
+	7,  // 43: agent.v1.MigrationObservation.state:type_name -> agent.v1.MigrationState
+	64, // 44: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	37, // 45: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
+	8,  // 46: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
+	68, // 47: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
+	64, // 48: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	49, // 49: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	50, // 50: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	48, // 51: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	57, // 52: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	58, // 53: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	59, // 54: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	69, // 55: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	70, // 56: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	71, // 57: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	72, // 58: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	73, // 59: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	56, // 60: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	74, // 61: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	55, // 62: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	52, // 63: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	53, // 64: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	54, // 65: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	54, // 66: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	71, // 67: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	75, // 68: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	76, // 69: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	77, // 70: agent.v1.HostPort.port:type_name -> network.v1.Port
+	9,  // 71: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	10, // 72: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	12, // 73: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	28, // 74: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	39, // 75: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	41, // 76: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	43, // 77: agent.v1.AgentService.StreamConsole:input_type -> agent.v1.StreamConsoleRequest
+	45, // 78: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
+	47, // 79: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	11, // 80: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	11, // 81: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	13, // 82: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	29, // 83: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	40, // 84: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	42, // 85: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	44, // 86: agent.v1.AgentService.StreamConsole:output_type -> agent.v1.StreamConsoleResponse
+	46, // 87: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
+	51, // 88: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	80, // [80:89] is the sub-list for method output_type
+	71, // [71:80] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -5424,8 +5761,8 @@ func file_agent_v1_agent_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   48,
+			NumEnums:      9,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

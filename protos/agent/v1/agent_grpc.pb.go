@@ -5,7 +5,7 @@
 // Only Join works without a certificate. HeartbeatNode, on the same port, is in vmcontroller.v1 NodeService.
 //
 // All calls but Join can return: UNAUTHENTICATED, if no valid certificate of a host is shown; PERMISSION_DENIED with
-// reason NODE_EVICTED or NODE_BANNED; RESOURCE_EXHAUSTED beyond 20 calls a second (after a burst of 200) or 128 open
+// reason NODE_EVICTED or NODE_BANNED; RESOURCE_EXHAUSTED beyond 20 calls a second (after a burst of 200) or 160 open
 // calls of the host; UNAVAILABLE, if the member cannot read current records. When a host is evicted or banned every
 // member closes its connections. controlplane/edge/auth/rules.go has no rules for these calls: the certificate
 // decides. docs/api.md describes errors in general. Times are Unix milliseconds.
@@ -31,14 +31,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AgentService_Join_FullMethodName         = "/agent.v1.AgentService/Join"
-	AgentService_Renew_FullMethodName        = "/agent.v1.AgentService/Renew"
-	AgentService_Watch_FullMethodName        = "/agent.v1.AgentService/Watch"
-	AgentService_Report_FullMethodName       = "/agent.v1.AgentService/Report"
-	AgentService_ReadImage_FullMethodName    = "/agent.v1.AgentService/ReadImage"
-	AgentService_SendConsole_FullMethodName  = "/agent.v1.AgentService/SendConsole"
-	AgentService_SendSnapshot_FullMethodName = "/agent.v1.AgentService/SendSnapshot"
-	AgentService_SyncNetworks_FullMethodName = "/agent.v1.AgentService/SyncNetworks"
+	AgentService_Join_FullMethodName          = "/agent.v1.AgentService/Join"
+	AgentService_Renew_FullMethodName         = "/agent.v1.AgentService/Renew"
+	AgentService_Watch_FullMethodName         = "/agent.v1.AgentService/Watch"
+	AgentService_Report_FullMethodName        = "/agent.v1.AgentService/Report"
+	AgentService_ReadImage_FullMethodName     = "/agent.v1.AgentService/ReadImage"
+	AgentService_SendConsole_FullMethodName   = "/agent.v1.AgentService/SendConsole"
+	AgentService_StreamConsole_FullMethodName = "/agent.v1.AgentService/StreamConsole"
+	AgentService_SendSnapshot_FullMethodName  = "/agent.v1.AgentService/SendSnapshot"
+	AgentService_SyncNetworks_FullMethodName  = "/agent.v1.AgentService/SyncNetworks"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -91,6 +92,12 @@ type AgentServiceClient interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse], error)
+	// StreamConsole answers an OpenConsoleRequest of Watch. The first message of the host names the request. The second one
+	// says that the console is open, or has an error. Later messages of both sides carry the bytes of the console. The host
+	// ends its side when the console is closed, for example because the VM has stopped. The member ends the stream when its
+	// caller is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
+	// request, for example because the caller has gone.
+	StreamConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamConsoleRequest, StreamConsoleResponse], error)
 	// SendSnapshot answers a SnapshotRequest of Watch. The first message names the request. Later messages carry a stream
 	// in Ceph's format "rbd diff v1" (https://docs.ceph.com/en/pacific/dev/rbd-diff/), in which the names of snapshots are
 	// their IDs. The response comes when the member has forwarded the stream to its reader, or the reader is gone. Every
@@ -204,9 +211,22 @@ func (c *agentServiceClient) SendConsole(ctx context.Context, opts ...grpc.CallO
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendConsoleClient = grpc.ClientStreamingClient[SendConsoleRequest, SendConsoleResponse]
 
+func (c *agentServiceClient) StreamConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamConsoleRequest, StreamConsoleResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[4], AgentService_StreamConsole_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamConsoleRequest, StreamConsoleResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_StreamConsoleClient = grpc.BidiStreamingClient[StreamConsoleRequest, StreamConsoleResponse]
+
 func (c *agentServiceClient) SendSnapshot(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendSnapshotRequest, SendSnapshotResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[4], AgentService_SendSnapshot_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[5], AgentService_SendSnapshot_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -219,7 +239,7 @@ type AgentService_SendSnapshotClient = grpc.ClientStreamingClient[SendSnapshotRe
 
 func (c *agentServiceClient) SyncNetworks(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncNetworksRequest, SyncNetworksResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[5], AgentService_SyncNetworks_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[6], AgentService_SyncNetworks_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -280,6 +300,12 @@ type AgentServiceServer interface {
 	// is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
 	// request, for example because the reader has gone.
 	SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error
+	// StreamConsole answers an OpenConsoleRequest of Watch. The first message of the host names the request. The second one
+	// says that the console is open, or has an error. Later messages of both sides carry the bytes of the console. The host
+	// ends its side when the console is closed, for example because the VM has stopped. The member ends the stream when its
+	// caller is gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this
+	// request, for example because the caller has gone.
+	StreamConsole(grpc.BidiStreamingServer[StreamConsoleRequest, StreamConsoleResponse]) error
 	// SendSnapshot answers a SnapshotRequest of Watch. The first message names the request. Later messages carry a stream
 	// in Ceph's format "rbd diff v1" (https://docs.ceph.com/en/pacific/dev/rbd-diff/), in which the names of snapshots are
 	// their IDs. The response comes when the member has forwarded the stream to its reader, or the reader is gone. Every
@@ -326,6 +352,9 @@ func (UnimplementedAgentServiceServer) ReadImage(*ReadImageRequest, grpc.ServerS
 }
 func (UnimplementedAgentServiceServer) SendConsole(grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]) error {
 	return status.Error(codes.Unimplemented, "method SendConsole not implemented")
+}
+func (UnimplementedAgentServiceServer) StreamConsole(grpc.BidiStreamingServer[StreamConsoleRequest, StreamConsoleResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamConsole not implemented")
 }
 func (UnimplementedAgentServiceServer) SendSnapshot(grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]) error {
 	return status.Error(codes.Unimplemented, "method SendSnapshot not implemented")
@@ -426,6 +455,13 @@ func _AgentService_SendConsole_Handler(srv interface{}, stream grpc.ServerStream
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendConsoleServer = grpc.ClientStreamingServer[SendConsoleRequest, SendConsoleResponse]
 
+func _AgentService_StreamConsole_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentServiceServer).StreamConsole(&grpc.GenericServerStream[StreamConsoleRequest, StreamConsoleResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_StreamConsoleServer = grpc.BidiStreamingServer[StreamConsoleRequest, StreamConsoleResponse]
+
 func _AgentService_SendSnapshot_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(AgentServiceServer).SendSnapshot(&grpc.GenericServerStream[SendSnapshotRequest, SendSnapshotResponse]{ServerStream: stream})
 }
@@ -475,6 +511,12 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "SendConsole",
 			Handler:       _AgentService_SendConsole_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "StreamConsole",
+			Handler:       _AgentService_StreamConsole_Handler,
+			ServerStreams: true,
 			ClientStreams: true,
 		},
 		{

@@ -1,0 +1,198 @@
+// Package console opens the consoles of VMs for users: the serial port and the display in both directions, and pictures
+// of the display. [Service] implements ConsoleService of console.v1 and the websocket of the REST API for VMs.
+//
+// The bytes of a console pass the member that was called, the leader, and the stream that the host's agent opens to the
+// leader (package node). The host decides which session may write to a serial port, because it also knows the sessions
+// of an earlier leader.
+//
+// Decisions:
+//   - A browser cannot send a token when it opens a websocket, and a token in a URL could get into logs. So the URL
+//     contains a ticket, which is valid for one minute and for one connection ([Service.CreateTicket]).
+//   - A ticket is a record, so that it can be used on any member and only once. The record has only the hash of the
+//     ticket's secret. It also has the token of the user, encrypted with a key that is made from the secret: the
+//     connection must end when the token becomes invalid, as every stream does.
+//   - The websocket accepts every origin: the ticket is the only credential, and a page of another origin cannot guess
+//     it.
+//   - The audit record of a session is written when the console has been opened, and not at its end.
+//
+// The package does not interpret the bytes of consoles.
+package console
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/fault"
+)
+
+// VMs looks up VMs. Get returns NotFound if the tenant t has no such VM.
+type VMs interface {
+	Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error)
+}
+
+// Hosts opens consoles on hosts. Package node implements it.
+type Hosts interface {
+	OpenConsole(ctx context.Context, q node.ConsoleRequest, pipe node.ConsolePipe) error
+}
+
+// Options configures New. All fields are required.
+type Options struct {
+	Store    *store.Store
+	Commands *leader.Commands
+	VMs      VMs
+	Hosts    Hosts
+	// Verifier verifies the tokens of users that open a websocket.
+	Verifier auth.Verifier
+	Audit    auth.Auditor
+	Log      *slog.Logger
+}
+
+// Service opens consoles.
+type Service struct {
+	opts    Options
+	checks  *auth.Rechecker
+	sockets sockets
+}
+
+// New creates the service and registers its commands with opts.Commands.
+func New(opts Options) *Service {
+	s := &Service{opts: opts, checks: auth.NewRechecker(opts.Verifier), sockets: sockets{closed: make(chan struct{})}}
+	leader.Register(opts.Commands, s, createTicketCommand, redeemTicketCommand)
+	return s
+}
+
+// maxTail is the maximum size of the existing output of a serial port that is sent first, in bytes.
+const maxTail = 1 << 20
+
+// Session describes a console that a user opens.
+type Session struct {
+	VM         cloud.VMID
+	Kind       agentv1.ConsoleKind
+	ReadOnly   bool
+	TakeOver   bool
+	TailBytes  uint64
+	FromOffset int64
+}
+
+// check returns InvalidArgument if a field is invalid.
+func (q *Session) check() error {
+	serial := q.Kind == agentv1.ConsoleKind_CONSOLE_KIND_SERIAL
+	switch {
+	case q.TailBytes > maxTail:
+		return fault.Invalid("tail_bytes", "at most %d", maxTail)
+	case q.FromOffset < 0:
+		return fault.Invalid("from_offset", "must not be negative")
+	case q.ReadOnly && q.TakeOver:
+		return fault.Invalid("take_over", "a session that is read-only takes over nothing")
+	case !serial && (q.ReadOnly || q.TakeOver || q.TailBytes > 0 || q.FromOffset > 0):
+		return fault.Invalid("kind", "read_only, take_over, tail_bytes and from_offset are only for the serial port")
+	}
+	return cloud.CheckUUID("vm_id", string(q.VM))
+}
+
+// Attach opens a console of a VM of the tenant t and copies data over pipe until one side ends. It writes an audit record
+// when the console is open. It returns the errors of AttachConsole in console.v1.
+func (s *Service) Attach(ctx context.Context, t cloud.Tenant, q Session, pipe node.ConsolePipe) error {
+	if err := q.check(); err != nil {
+		return err
+	}
+	opened := false
+	return s.open(ctx, t, q, node.ConsolePipe{Recv: pipe.Recv, Send: func(out node.ConsoleOutput) error {
+		if !opened {
+			opened = true
+			s.opts.Audit.Done(auth.CallerOf(ctx))
+		}
+		return pipe.Send(out)
+	}})
+}
+
+// Screenshot calls send with the parts of a PNG file of the display of a VM. It returns the errors of ReadScreenshot in
+// console.v1.
+func (s *Service) Screenshot(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func([]byte) error) error {
+	q := Session{VM: id, Kind: agentv1.ConsoleKind_CONSOLE_KIND_SCREENSHOT}
+	if err := q.check(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, screenshotTime)
+	defer cancel()
+	return s.open(ctx, t, q, node.ConsolePipe{
+		Recv: func(ctx context.Context) ([]byte, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+		Send: func(out node.ConsoleOutput) error {
+			if len(out.Data) == 0 {
+				return nil
+			}
+			return send(out.Data)
+		},
+	})
+}
+
+// screenshotTime is the maximum duration of a screenshot.
+const screenshotTime = 30 * time.Second
+
+// open looks up the VM's host and opens the console there.
+func (s *Service) open(ctx context.Context, t cloud.Tenant, q Session, pipe node.ConsolePipe) error {
+	vm, err := s.opts.VMs.Get(ctx, t, q.VM)
+	if err != nil {
+		return err
+	}
+	if vm.Node == "" {
+		return fault.New(fault.FailedPrecondition, "VM %s is not placed on a host yet", vm.Name)
+	}
+	return s.opts.Hosts.OpenConsole(ctx, node.ConsoleRequest{
+		Tenant: t, Node: vm.Node, VM: vm.ID, Kind: q.Kind, ReadOnly: q.ReadOnly, TakeOver: q.TakeOver, TailBytes: q.TailBytes, FromOffset: q.FromOffset,
+	}, pipe)
+}
+
+// sockets are the open websockets of a member.
+type sockets struct {
+	mu      sync.Mutex
+	running sync.WaitGroup
+	stopped bool
+	closed  chan struct{} // closed when the member stops
+}
+
+// Run closes the websockets of this member when ctx ends, and waits for them. net/http does not track them.
+func (s *Service) Run(ctx context.Context) {
+	<-ctx.Done()
+	s.sockets.mu.Lock()
+	s.sockets.stopped = true
+	close(s.sockets.closed)
+	s.sockets.mu.Unlock()
+	s.sockets.running.Wait()
+}
+
+// begin returns a context that also ends when the member stops. The caller must call end.
+func (s *sockets) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return nil, nil, fault.New(fault.Unavailable, "this member is stopping: use another one").MayRetry()
+	}
+	s.running.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-s.closed:
+			cancel(fault.New(fault.Unavailable, "this member is stopping: use another one"))
+		case <-stop:
+		}
+	}()
+	return ctx, func() {
+		close(stop)
+		cancel(nil)
+		s.running.Done()
+	}, nil
+}
