@@ -56,7 +56,8 @@ type stage struct {
 //	details                sets what GetVmDetails returns besides the VM: prototext
 //	console                adds output to the console log: a Go string literal a line; a stream that follows the log
 //	                       then waits or, after "fail method=ReadConsoleLog after", breaks
-//	stdin                  sets the standard input of the next `trivet`; the word EMPTY stands for an empty line
+//	stdin                  sets the standard input of the next `trivet`; the word EMPTY stands for an empty line, and the
+//	                       word OPEN for an input that has no bytes and no end
 //	files                  prints the names of the files in the home directory
 //	alarm name=            raises an alarm of the key-value store
 //	snapshot               sets the snapshot that the key-value store sends: KEY=VALUE lines
@@ -281,8 +282,14 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 			}
 		}))
 	}
+	in := io.Reader(strings.NewReader(s.stdin))
+	if s.stdin == "OPEN\n" {
+		pipe, end := io.Pipe()
+		defer end.Close()
+		in = pipe
+	}
 	sh := session.Shell{
-		Args: words(strings.ReplaceAll(line, "$HOME", s.home)), Env: func(k string) string { return s.env[k] }, Stdin: strings.NewReader(s.stdin),
+		Args: words(strings.ReplaceAll(line, "$HOME", s.home)), Env: func(k string) string { return s.env[k] }, Stdin: in,
 		Stdout: stdout, Stderr: &errs, Now: func() time.Time { return now }, Dialer: s.cloud.dial,
 		HTTP: &http.Client{Transport: fakePublisher{}},
 	}

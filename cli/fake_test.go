@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	consolev1 "github.com/trivet-cloud/trivet/protos/console/v1"
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
@@ -46,6 +47,7 @@ type fakeCloud struct {
 	vmv1.UnimplementedImageServiceServer
 	vmv1.UnimplementedNodeServiceServer
 	operatorv1.UnimplementedOperatorServiceServer
+	consolev1.UnimplementedConsoleServiceServer
 
 	mu      sync.Mutex
 	members map[string]*bufconn.Listener
@@ -114,6 +116,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		operatorv1.RegisterVmViewServiceServer(s, &c.views)
+		consolev1.RegisterConsoleServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c.people)
 		networkv1.RegisterNetworkServiceServer(s, c.net)
 		creditv1.RegisterCreditServiceServer(s, c.credits)

@@ -28,7 +28,8 @@ func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "vm", Short: "Create, run and watch VMs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s), nicCommand(s),
-		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), migrateCommand(s))
+		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), migrateCommand(s),
+		consoleCommand(s), vncCommand(s), screenshotCommand(s))
 	c.AddCommand(powerCommands(s)...)
 	return c
 }

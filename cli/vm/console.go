@@ -1,0 +1,260 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/terminal"
+	consolev1 "github.com/trivet-cloud/trivet/protos/console/v1"
+)
+
+const (
+	// detachKey is Ctrl-].
+	detachKey = 0x1d
+	// consoleTail is how much of the earlier output is shown first, in bytes, without --tail.
+	consoleTail = 2 << 10
+	// consolePatience is the time for which a console whose connection broke is opened again and again. It is long enough
+	// for the restart of an agent and for an election.
+	consolePatience = 60 * time.Second
+	// consolePause is the time between two attempts.
+	consolePause = 500 * time.Millisecond
+	// maxInput is the maximum size of a message with input, in bytes.
+	maxInput = 4 << 10
+)
+
+func consoleCommand(s *session.Session) *cobra.Command {
+	var readOnly, force bool
+	var tail uint64
+	c := vmArgCommand(s, "console VM", "Connect the terminal to a VM's serial console")
+	c.Long = `Connect the terminal to the serial console of a running VM. Every key goes to the guest, also Ctrl-C. Ctrl-] detaches;
+the VM runs on. If the connection breaks, for example because the agent of the host restarts, the command connects
+again and continues the output where it ended.
+
+Several users may watch a console at a time, but only one may write. With --read-only, the keys are not sent. With --force,
+the command takes the console over from the user who writes to it now.
+
+If standard input is not a terminal, it is sent to the guest, and the command detaches at its end.`
+	c.Flags().BoolVar(&readOnly, "read-only", false, "watch the console without writing to it")
+	c.Flags().BoolVar(&force, "force", false, "take the console over from another user")
+	c.Flags().Uint64Var(&tail, "tail", consoleTail, "show this many bytes of the earlier output first")
+	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+		if readOnly && force {
+			return session.Usagef("--read-only and --force exclude each other")
+		}
+		t, err := find(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		console := &serialConsole{s: s, conn: conn, name: args[0], first: &consolev1.AttachConsoleRequest{
+			OrgId: t.org, ProjectId: t.project, VmId: t.id, Kind: consolev1.ConsoleKind_CONSOLE_KIND_SERIAL,
+			ReadOnly: readOnly, TakeOver: force, TailBytes: tail,
+		}}
+		return interruptible(ctx, console.run(ctx))
+	})
+	return c
+}
+
+// errDetached means that the user has detached from the console.
+var errDetached = errors.New("detached")
+
+// serialConsole connects the terminal to a serial console.
+type serialConsole struct {
+	s     *session.Session
+	conn  *dial.Conn
+	name  string // of the VM, as the user gave it
+	first *consolev1.AttachConsoleRequest
+	// opened is true after the console was open once, and heard is when it was open last.
+	opened bool
+	heard  time.Time
+	raw    bool // the terminal is in raw mode
+}
+
+// run reads keys and serves the console until the user detaches or the VM stops.
+func (c *serialConsole) run(ctx context.Context) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if in, ok := c.s.Stdin.(*os.File); ok && terminal.Is(in) {
+		restore, err := terminal.Raw(in)
+		if err != nil {
+			return err
+		}
+		c.raw = true
+		defer func() { err = errors.Join(err, restore()) }()
+	}
+	input := make(chan []byte)
+	go c.readKeys(ctx, input)
+	c.heard = time.Now()
+	for {
+		err := c.attach(ctx, input)
+		switch {
+		case errors.Is(err, errDetached):
+			c.note("detached from %s", c.name)
+			return nil
+		case err == nil:
+			c.note("VM %s has stopped", c.name)
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case !c.worthAnother(err):
+			return err
+		}
+		if c.first.GetFromOffset() == 0 && !c.opened {
+			return err
+		}
+		if c.opened {
+			c.opened = false
+			c.note("the connection to the console broke, connecting again: %s", status.Convert(err).Message())
+		}
+		c.conn.Next()
+		if err := dial.Sleep(ctx, consolePause); err != nil {
+			return err
+		}
+	}
+}
+
+// note prints a message. In raw mode it is on a line of its own, and a line feed alone does not return to the first
+// column.
+func (c *serialConsole) note(format string, args ...any) {
+	if c.raw {
+		fmt.Fprint(c.s.Stderr, "\r\n")
+		defer fmt.Fprint(c.s.Stderr, "\r")
+	}
+	c.s.Note(format, args...)
+}
+
+// worthAnother reports whether the console may be opened again after err. A member may still have this user's own broken
+// session, so that for some time the console seems to be in use.
+func (c *serialConsole) worthAnother(err error) bool {
+	if time.Since(c.heard) > consolePatience {
+		return false
+	}
+	switch status.Code(err) {
+	case codes.Unavailable:
+		return true
+	case codes.FailedPrecondition:
+		return !c.opened && c.first.GetFromOffset() > 0 && hasReason(err, "CONSOLE_IN_USE")
+	}
+	return false
+}
+
+// readKeys sends what the user types to the channel input, and closes it when the user has typed detachKey or the input
+// has ended.
+func (c *serialConsole) readKeys(ctx context.Context, input chan<- []byte) {
+	defer close(input)
+	in, isFile := c.s.Stdin.(*os.File)
+	for {
+		buf := make([]byte, maxInput)
+		var n int
+		var err error
+		if isFile {
+			n, err = terminal.Read(ctx, in, buf)
+		} else {
+			n, err = c.s.Stdin.Read(buf)
+		}
+		data := buf[:n]
+		at := bytes.IndexByte(data, detachKey)
+		if at >= 0 {
+			data = data[:at]
+		}
+		if len(data) > 0 {
+			select {
+			case input <- data:
+			case <-ctx.Done():
+				return
+			}
+		}
+		if err != nil || at >= 0 {
+			return
+		}
+	}
+}
+
+// attach opens the console once and copies data until the user detaches or the stream ends. It returns nil if the VM has
+// stopped.
+func (c *serialConsole) attach(ctx context.Context, input <-chan []byte) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := consolev1.NewConsoleServiceClient(c.conn).AttachConsole(ctx)
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(c.first); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, Recv returns the reason
+		return err
+	}
+	output := make(chan error, 1)
+	opened := make(chan struct{})
+	go func() { output <- c.copyOutput(stream, opened) }()
+	isOpen := (<-chan struct{})(opened)
+	keys := (<-chan []byte)(nil) // no keys are read before the console is open
+	for {
+		select {
+		case err := <-output:
+			return err
+		case <-isOpen:
+			isOpen, keys = nil, input
+		case data, more := <-keys:
+			if !more {
+				return c.detach(stream, output, cancel)
+			}
+			if err := stream.Send(&consolev1.AttachConsoleRequest{Data: data}); err != nil {
+				return <-output
+			}
+		}
+	}
+}
+
+// detachTime is how long the command waits for the rest of the output after it has detached.
+const detachTime = 2 * time.Second
+
+// detach closes the stream, and waits until the output that was sent before the end has been written.
+func (c *serialConsole) detach(stream consolev1.ConsoleService_AttachConsoleClient, output <-chan error, cancel context.CancelFunc) error {
+	late := time.AfterFunc(detachTime, cancel)
+	defer late.Stop()
+	if err := stream.CloseSend(); err != nil {
+		cancel()
+	}
+	<-output
+	return errDetached
+}
+
+// copyOutput writes the output of the console to standard output. It closes opened when the console is open.
+func (c *serialConsole) copyOutput(stream consolev1.ConsoleService_AttachConsoleClient, opened chan<- struct{}) error {
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if m.GetOpened() {
+			if c.first.GetFromOffset() == 0 {
+				c.note("connected to %s: Ctrl-] detaches", c.name)
+			} else {
+				c.note("connected again")
+			}
+			c.opened = true
+			// If the connection breaks, the output continues. Only the first connection takes the console over.
+			c.first.TakeOver, c.first.TailBytes = false, 0
+			close(opened)
+		}
+		c.heard = time.Now()
+		if m.GetOffset() > 0 {
+			c.first.FromOffset = m.GetOffset()
+		}
+		if _, err := c.s.Stdout.Write(m.GetData()); err != nil {
+			return fmt.Errorf("write the output: %w", err)
+		}
+	}
+}
