@@ -136,7 +136,7 @@ func New(opts Options) *Service {
 		opts: opts, volumes: noVolumes{}, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
 		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: newConsoleReads(), snapshots: newSnapshotReads(),
 		openConsoles: newOpenConsoles(),
-		guard:        guard{conns: map[*guardedConn]bool{}}, placement: placement{index: schedule.NewIndex()},
+		guard:        guard{conns: map[*guardedConn]bool{}}, placement: newPlacement(),
 	}
 	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, fenceCommand, banCommand, unbanCommand,
 		readConsoleCommand, readSnapshotCommand, openConsoleCommand)

@@ -9,12 +9,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// placement holds the index in which Place searches. The index has the hosts of Service.nodes, and is changed together
-// with that map. It has its own mutex, because a search calls Request.Check, which reads records. Request.Check must
-// not lock Service.mu, because goroutines that hold Service.mu wait for this mutex.
+// placement holds the index in which Place searches. The index has the hosts of Service.nodes. A search can take long,
+// because it calls Request.Check, which reads records. Heartbeats must not wait for it. So a change of a host is only
+// noted in pending, and the next Place applies it to the index.
 type placement struct {
+	// mu guards index. Goroutines that hold Service.mu must not lock it.
 	mu    sync.RWMutex
 	index *schedule.Index
+
+	// changing guards pending and cleared. It is held for short times only.
+	changing sync.Mutex
+	// pending holds the noted changes by host ID. If cleared is set, all hosts are removed from the index before the
+	// changes are applied.
+	pending map[cloud.NodeID]hostChange
+	cleared bool
+}
+
+// hostChange is a change of one host in the index. If node is nil, only the time of its last heartbeat has changed, or
+// the host is removed.
+type hostChange struct {
+	node     *cloud.Node
+	lastSeen cloud.Time
+	removed  bool
+}
+
+func newPlacement() placement {
+	return placement{index: schedule.NewIndex(), pending: map[cloud.NodeID]hostChange{}}
 }
 
 // Place chooses a host for a VM. It sets r.Now. The result is based on the leader's copy of the hosts' records. This
@@ -22,9 +42,33 @@ type placement struct {
 // than the leader the copy is empty: Node and Refused of the result are empty.
 func (s *Service) Place(r *schedule.Request) schedule.Decision {
 	r.Now = s.opts.Steady().UnixMilli()
+	s.placement.apply()
 	s.placement.mu.RLock()
 	defer s.placement.mu.RUnlock()
 	return s.placement.index.Place(r)
+}
+
+// apply applies the noted changes to the index. It waits for the searches in progress.
+func (p *placement) apply() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changing.Lock()
+	pending, cleared := p.pending, p.cleared
+	p.pending, p.cleared = map[cloud.NodeID]hostChange{}, false
+	p.changing.Unlock()
+	if cleared {
+		p.index.Clear()
+	}
+	for id, c := range pending {
+		switch {
+		case c.removed:
+			p.index.Remove(id)
+		case c.node != nil:
+			p.index.Put(c.node, c.lastSeen)
+		default:
+			p.index.Seen(id, c.lastSeen)
+		}
+	}
 }
 
 // Snapshot returns the hosts in the records of v with the times of their last heartbeats, and the time now. It returns
@@ -52,26 +96,33 @@ func (s *Service) Leads() bool {
 	return s.termStart != 0
 }
 
+// put notes that the host n is new or has changed. The caller must not change n afterwards.
 func (p *placement) put(n *cloud.Node, lastSeen cloud.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.index.Put(n, lastSeen)
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	p.pending[n.ID] = hostChange{node: n, lastSeen: lastSeen}
 }
 
+// seen notes the time of a host's last heartbeat.
 func (p *placement) seen(id cloud.NodeID, at cloud.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.index.Seen(id, at)
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	c := p.pending[id]
+	c.lastSeen = at
+	p.pending[id] = c
 }
 
+// remove notes that a host was removed.
 func (p *placement) remove(id cloud.NodeID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.index.Remove(id)
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	p.pending[id] = hostChange{removed: true}
 }
 
+// clear notes that all hosts were removed.
 func (p *placement) clear() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.index.Clear()
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	clear(p.pending)
+	p.cleared = true
 }
