@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"testing"
@@ -110,5 +111,6 @@ func (v *fakeViews) GetVmDetails(_ context.Context, in *operatorv1.GetVmDetailsR
 		out = proto.CloneOf(v.details)
 	}
 	out.Vm = proto.CloneOf(vm)
+	out.CpuModel = cmp.Or(out.GetCpuModel(), vm.GetSpec().GetCpu().GetCpuModel())
 	return out, nil
 }

@@ -20,10 +20,10 @@ func rows(w io.Writer, now time.Time, vms ...*vmv1.VirtualMachine) error {
 
 func state(s vmv1.VmState) string { return show.Enum("VM_STATE", s) }
 
-func cpu(c *vmv1.CpuSpec) string {
+func cpu(c *vmv1.CpuSpec, model string) string {
 	text := strconv.FormatUint(uint64(c.GetVcpus()), 10)
-	if c.GetCpuModel() != "" {
-		text += " of " + c.GetCpuModel()
+	if model != "" {
+		text += " of " + model
 	}
 	return text
 }

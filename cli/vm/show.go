@@ -102,7 +102,7 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		[2]string{"Process", pid},
 		[2]string{"Started", at(now, status.GetStartedAt())},
 		[2]string{"Addresses", strings.Join(status.GetIpAddresses(), ", ")},
-		[2]string{"vCPUs", cpu(spec.GetCpu())},
+		[2]string{"vCPUs", cpu(spec.GetCpu(), d.GetCpuModel())},
 		[2]string{"Memory", show.Bytes(spec.GetMemory().GetSizeMib() << 20)},
 	)
 	if text := security(spec.GetSecurity()); text != "" {

@@ -65,7 +65,7 @@ type CPU struct {
 	VCPUs          uint32
 	CoresPerSocket uint32
 	Sockets        uint32
-	// Model is the name of a CPU model, one of those that the host reports. If it is empty, the host's default is used.
+	// Model is the name of a CPU model, one of those that the host reports. If it is empty, the VM has VM.BaselineCPU.
 	Model string `cbor:",omitempty"`
 }
 

@@ -48,6 +48,10 @@ type VM struct {
 	Recovery *Recovery `cbor:",omitempty"`
 	// History has the last changes of State, at most MaxHistory, the oldest first.
 	History []Transition `cbor:",omitempty"`
+	// BaselineCPU is the CPU model of a VM whose Spec requests none. It is chosen when the VM is placed (function
+	// BaselineCPU), and kept, so that the guest sees the same CPU after each start. It is empty for a VM that was placed
+	// before baselines were recorded; such a VM has the default model of its host.
+	BaselineCPU string `cbor:",omitempty"`
 	// Choice says why the VM was placed on its host. It is nil for a VM that was placed before choices were recorded.
 	Choice *Choice `cbor:",omitempty"`
 	// Migration is set while the VM is MIGRATING. LastMigration describes the last migration that has ended, or is nil.

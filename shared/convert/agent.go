@@ -23,6 +23,9 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
 		MetadataTokensOptional: vm.TokensOptional(),
 	}
+	if out.CpuModel == "" {
+		out.CpuModel = vm.BaselineCPU
+	}
 	assignMachine(out, vm)
 	return out
 }

@@ -48,6 +48,15 @@ func (s *Service) Place(r *schedule.Request) schedule.Decision {
 	return s.placement.index.Place(r)
 }
 
+// BaselineCPU returns the CPU model for VMs of an architecture that request none (cloud.BaselineCPU). If arch is
+// unspecified, it must be offered by the hosts of all architectures. It returns "" on other members than the leader.
+func (s *Service) BaselineCPU(arch cloud.Architecture) string {
+	s.placement.apply()
+	s.placement.mu.RLock()
+	defer s.placement.mu.RUnlock()
+	return s.placement.index.BaselineCPU(arch)
+}
+
 // apply applies the noted changes to the index. It waits for the searches in progress.
 func (p *placement) apply() {
 	p.mu.Lock()

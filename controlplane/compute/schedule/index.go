@@ -146,6 +146,18 @@ func (ix *Index) Remove(id cloud.NodeID) {
 // Clear removes all hosts.
 func (ix *Index) Clear() { *ix = *NewIndex() }
 
+// BaselineCPU returns the CPU model for VMs that request none: cloud.BaselineCPU of all hosts with the architecture arch,
+// or of all hosts if arch is unspecified.
+func (ix *Index) BaselineCPU(arch cloud.Architecture) string {
+	var offers [][]string
+	for _, c := range ix.classes {
+		if !c.otherArchitecture(&Request{Architecture: arch}) {
+			offers = append(offers, c.models)
+		}
+	}
+	return cloud.BaselineCPU(offers)
+}
+
 // Len returns the number of hosts.
 func (ix *Index) Len() int { return len(ix.hosts) }
 

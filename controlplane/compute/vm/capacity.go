@@ -110,7 +110,7 @@ func (s *snapshot) vm(vm *cloud.VM) (schedule.SnapshotVM, error) {
 	out := schedule.SnapshotVM{
 		Name: vm.Name, Node: vm.Node, Priority: vm.Priority(), Groups: vmGroups(vm),
 		Request: schedule.Request{
-			VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(),
+			VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.CPUModel(), Features: vm.Features(),
 		},
 	}
 	var err error
@@ -162,6 +162,8 @@ func (s *snapshot) migration(vm *cloud.VM, out *schedule.SnapshotVM) error {
 		out.Immovable = why
 	case source == nil || !source.LiveMigration:
 		out.Immovable = "is on a host whose agent cannot migrate VMs"
+	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
+		out.Immovable = hostCPUReason
 	}
 	if out.Immovable != "" {
 		return nil

@@ -28,6 +28,13 @@ const (
 // accelLabel is the label of a host that says how the host runs guests. Guests cannot move between KVM and TCG.
 const accelLabel = "trivet/accel"
 
+// kvm is the value of accelLabel for a host that runs guests with KVM.
+const kvm = "kvm"
+
+// hostCPUReason is the reason why a VM with such a CPU model cannot be migrated. The guest uses CPU features that it
+// found at its start, and the target may lack them.
+const hostCPUReason = "has all CPU features of its host, which other hosts may lack: stop it and set another CPU model"
+
 // migrateMargin is the time for which Migrate waits after the timeout of the migration, for the switchover or a
 // rollback.
 const migrateMargin = 90 * time.Second
@@ -121,6 +128,8 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	case why != "":
 	case source == nil || !source.LiveMigration:
 		why = "is on a host whose agent cannot migrate VMs"
+	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
+		why = hostCPUReason
 	case s.opts.Nodes.Unresponsive(vm.Node):
 		why = "is on a host that does not answer"
 	}

@@ -294,6 +294,45 @@ func TestMigrationIsRefused(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
+// TestMigrationNeedsBaselineCPU checks that a VM whose spec requests no CPU model gets one that all hosts offer, so that
+// it can be migrated between different hosts with KVM. A VM with the CPU of its host must not be migrated.
+func TestMigrationNeedsBaselineCPU(t *testing.T) {
+	w := newWorld(t)
+	offer := func(models ...string) func(*cloud.Node) {
+		return func(n *cloud.Node) {
+			n.Labels, n.CPUModels = map[string]string{accelLabel: kvm}, append(models, "host", "max")
+		}
+	}
+	source := w.migrationHost("haswell", offer("Haswell-v4", "Nehalem-v1"))
+	w.AwaitFleet()
+	alone := w.createInState(cloud.Running, "alone")
+	require.Equal(t, "Haswell-v4", alone.CPUModel())
+	require.Empty(t, alone.Spec.CPU.Model)
+	require.Equal(t, "Haswell-v4", w.assignedTo(source, alone.ID).GetCpuModel())
+
+	target := w.migrationHost("nehalem", offer("Nehalem-v1"))
+	w.AwaitFleet()
+	_, err := w.vms.Migrate(w.as(acme, ""), acme, alone.ID, target, 0, false, [32]byte{})
+	require.ErrorContains(t, err, "does not offer the CPU model Haswell-v4")
+	common := w.createInState(cloud.Running, "common")
+	require.Equal(t, "Nehalem-v1", common.CPUModel())
+	other := map[cloud.NodeID]cloud.NodeID{source: target, target: source}[common.Node]
+	w.migrate(common.ID, other)
+	require.Equal(t, "Nehalem-v1", w.assignedTo(other, common.ID).GetCpuModel())
+
+	for _, model := range []string{"host", "max", ""} {
+		w.update(func(tx *store.Tx) {
+			vm := *alone
+			cpu := *vm.Spec.CPU
+			vm.Spec.CPU, vm.BaselineCPU = &cpu, ""
+			vm.Spec.CPU.Model = model
+			VMs.Put(tx, &vm, string(acme.Project), string(vm.ID))
+		})
+		_, err = w.vms.Migrate(w.as(acme, ""), acme, alone.ID, "", 0, false, [32]byte{})
+		require.ErrorContains(t, err, "CPU features of its host", "model %q", model)
+	}
+}
+
 // TestMigrateWaits checks that Migrate with wait returns when the migration has ended: without an error on the target,
 // and otherwise with the reason.
 func TestMigrateWaits(t *testing.T) {

@@ -13,11 +13,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// place chooses a host for vm and allocates the VM's capacity on it.
+// place chooses a host for vm and allocates the VM's capacity on it. If the VM has no CPU model yet, place also sets
+// vm.BaselineCPU.
 func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) error {
 	r, err := placementRequest(tx, vm, images, volumes)
 	if err != nil {
 		return err
+	}
+	if r.CPUModel == "" {
+		vm.BaselineCPU = s.opts.Nodes.BaselineCPU(r.Architecture)
+		r.CPUModel = vm.BaselineCPU
 	}
 	id, err := s.choose(tx, vm, r, volumes)
 	if err == nil {
@@ -80,7 +85,7 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 // placementRequest returns the request for a host for vm. It does not set Check.
 func placementRequest(r store.Reader, vm *cloud.VM, images map[cloud.ImageID]*image.Usable, volumes *volume.Placement) (*schedule.Request, error) {
 	out := &schedule.Request{
-		VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.Spec.CPU.Model, Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{},
+		VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.CPUModel(), Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{},
 	}
 	var err error
 	if out.Selector, err = selector(vm.Labels); err != nil {

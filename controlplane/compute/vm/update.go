@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"reflect"
 	"slices"
@@ -182,7 +183,7 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 			return err
 		}
 	}
-	if err := s.reserve(tx, vm, before, spec.CPU.Model); err != nil {
+	if err := s.reserve(tx, vm, before, cmp.Or(spec.CPU.Model, vm.BaselineCPU)); err != nil {
 		return err
 	}
 	return changeImages(tx, vm, before, spec)

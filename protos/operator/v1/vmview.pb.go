@@ -536,7 +536,10 @@ type GetVmDetailsResponse struct {
 	// The last changes of the VM's state, the oldest first; at most 10.
 	Transitions []*VmTransition `protobuf:"bytes,4,rep,name=transitions,proto3" json:"transitions,omitempty"`
 	// Why the VM waits, such as for a new host. Empty if it does not wait.
-	Waiting       string `protobuf:"bytes,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Waiting string `protobuf:"bytes,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// The VM's CPU model: the one that its spec requests, or else the one that was chosen when the VM was placed. Empty if
+	// the VM has the default model of its host.
+	CpuModel      string `protobuf:"bytes,6,opt,name=cpu_model,json=cpuModel,proto3" json:"cpu_model,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -602,6 +605,13 @@ func (x *GetVmDetailsResponse) GetTransitions() []*VmTransition {
 func (x *GetVmDetailsResponse) GetWaiting() string {
 	if x != nil {
 		return x.Waiting
+	}
+	return ""
+}
+
+func (x *GetVmDetailsResponse) GetCpuModel() string {
+	if x != nil {
+		return x.CpuModel
 	}
 	return ""
 }
@@ -772,13 +782,14 @@ const file_operator_v1_vmview_proto_rawDesc = "" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x13\n" +
-	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"\xf1\x01\n" +
+	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"\x8e\x02\n" +
 	"\x14GetVmDetailsResponse\x12/\n" +
 	"\x02vm\x18\x01 \x01(\v2\x1f.vmcontroller.v1.VirtualMachineR\x02vm\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x124\n" +
 	"\tplacement\x18\x03 \x01(\v2\x16.operator.v1.PlacementR\tplacement\x12;\n" +
 	"\vtransitions\x18\x04 \x03(\v2\x19.operator.v1.VmTransitionR\vtransitions\x12\x18\n" +
-	"\awaiting\x18\x05 \x01(\tR\awaiting\"@\n" +
+	"\awaiting\x18\x05 \x01(\tR\awaiting\x12\x1b\n" +
+	"\tcpu_model\x18\x06 \x01(\tR\bcpuModel\"@\n" +
 	"\tPlacement\x12\x1b\n" +
 	"\tchosen_at\x18\x01 \x01(\x03R\bchosenAt\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xb0\x01\n" +
