@@ -221,7 +221,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 		StartsDone: o.StartsDone, RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone,
 		StopsWithLease: o.StopsWithLease,
 	}
-	if o.LastError == "" && (vm.State == Error || vm.State == Failed) {
+	if o.LastError == "" && (vm.State == Error || vm.State == Failed || vm.Migration.explained()) {
 		vm.Status.LastError = before.LastError
 	}
 	if vm.State != beforeState {

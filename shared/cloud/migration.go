@@ -2,6 +2,7 @@ package cloud
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -17,7 +18,9 @@ type Migration struct {
 	Phase          MigrationPhase
 	Began          Time
 	// Deadline is the time at which a migration that has not reached the switchover is aborted. In the phase SWITCHOVER it
-	// is the time at which the target is asked to give up (see GiveUp).
+	// is the time at which the target is asked to give up (see GiveUp), and after that the time at which the VM's status
+	// explains the delay. In the phase ROLLBACK it is the time at which the migration ends although the source has not
+	// continued the guest. 0 means that no further step is due because of the time.
 	Deadline Time
 	// Machine is the description of the source's QEMU that the target needs. Address is the host:port at which the target
 	// waits for the source.
@@ -36,6 +39,11 @@ type Migration struct {
 	Reason string
 	// DowntimeMS is the time for which the guest was paused, in milliseconds: the greatest value that a host has reported.
 	DowntimeMS uint32
+	// Choice says why the target was chosen (see Choice.Reason).
+	Choice string `cbor:",omitempty"`
+	// SourceStopsWithLease is the value of Status.StopsWithLease before the switchover. It is the confirmation of the
+	// source, and counts again after a rollback.
+	SourceStopsWithLease bool `cbor:",omitempty"`
 }
 
 // MigrationResult describes the last migration of a VM that has ended.
@@ -81,6 +89,14 @@ const (
 // SwitchoverTime is the time after the switchover, in milliseconds, after which the target is asked to give up unless
 // it has the complete state.
 const SwitchoverTime = 60_000
+
+// GiveUpTime is the time in milliseconds after the request to give up after which the VM's status explains why the
+// migration has not ended. RollbackTime is the time in milliseconds that the source has after a rollback to continue the
+// guest.
+const (
+	GiveUpTime   = 60_000
+	RollbackTime = 60_000
+)
 
 // MigrationTimeout returns the timeout of a migration in milliseconds. The parameter seconds is the timeout that the
 // caller has requested, or 0.
@@ -177,7 +193,8 @@ var (
 func (m *Migration) Observe(host NodeID, o Observation) bool {
 	r := o.Migration
 	before := *m
-	if host == m.Source && o.Observed == ObservedEnded && o.Generation >= m.Attempt {
+	// A source that has no record of the VM any more reports ABSENT. It cannot continue the guest either.
+	if ended := o.Observed == ObservedEnded || o.Observed == ObservedAbsent; host == m.Source && ended && o.Generation >= m.Attempt {
 		m.SourceEnded = true
 	}
 	if r != nil && (r.Attempt == m.Attempt || mutant.On(mutant.ObeyOldAttempt)) {
@@ -195,6 +212,13 @@ func (m *Migration) Observe(host NodeID, o Observation) bool {
 
 func (m *Migration) observeSource(r *MigrationObservation) {
 	switch {
+	case m.Phase == MigrationPrepare && (r.State == MigrationUnknown && r.Error != "" || len(r.Machine) > MaxMigrationMachine):
+		// The source cannot describe its QEMU. It has begun nothing, so that the migration can be aborted.
+		m.SourceState = MigrationCancelled
+		if r.Error == "" {
+			m.Reason = cmp.Or(m.Reason, fmt.Sprintf("the source's description of the VM has %d bytes, the limit is %d",
+				len(r.Machine), MaxMigrationMachine))
+		}
 	case r.State == MigrationCancelled:
 		// A source that has handed the guest over cannot cancel any more.
 		if m.SourceState < MigrationHandedOver {

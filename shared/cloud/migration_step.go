@@ -29,6 +29,13 @@ const (
 	MigrationRollBack
 	// MigrationReturn ends the migration after a rollback. The VM runs at the source.
 	MigrationReturn
+	// MigrationLeave ends the migration after a rollback whose source has not continued the guest within RollbackTime. The
+	// VM is RUNNING at the source in the records, like each VM whose host does not answer: it can be recovered or stopped.
+	// The source continues the guest when it can.
+	MigrationLeave
+	// MigrationExplain writes into the VM's status why a migration waits longer than SwitchoverTime and GiveUpTime after
+	// the switchover, and what a caller can do.
+	MigrationExplain
 	// MigrationLose ends the migration, because no host has the state of the guest any more. The VM keeps its VM.Node: the
 	// target in the phase SWITCHOVER, the source in ROLLBACK. It can be started again from the disks on that host.
 	MigrationLose
@@ -36,7 +43,7 @@ const (
 
 func (a MigrationAction) String() string {
 	return [...]string{"wait", "begin transfer", "commit", "abort", "complete", "undo", "ask to give up", "roll back", "return",
-		"lose"}[min(a, MigrationLose)]
+		"leave", "explain", "lose"}[min(a, MigrationLose)]
 }
 
 // MigrationFacts is a set of facts about the hosts of a migration. The exported facts do not come from the reports of
@@ -47,7 +54,8 @@ const (
 	// TargetFenced: the lease of the target has ended, and the target has powered off every QEMU that received a guest; or
 	// a caller has confirmed that the host is off.
 	TargetFenced MigrationFacts = 1 << iota
-	// SourceSilent: the lease of the source has ended. The guest may still run there, because the lease does not end it.
+	// SourceSilent: the lease of the source has ended, or a caller has confirmed that the source is off. The guest may still
+	// run there, because the lease does not end every guest.
 	SourceSilent
 	// SourceOff: a caller has confirmed that the source is off.
 	SourceOff
@@ -90,6 +98,7 @@ var migrationRules = []migrationRule{
 	{phase: MigrationPrepare, source: states(MigrationCancelled), do: MigrationAbort, why: "the source has cancelled it"},
 	{phase: MigrationPrepare, target: states(MigrationFailed), do: MigrationAbort, why: "the target could not prepare it"},
 	{phase: MigrationPrepare, facts: TargetFenced, do: MigrationAbort, why: "the target is lost"},
+	{phase: MigrationPrepare, facts: SourceSilent, do: MigrationAbort, why: "the source is lost"},
 	{phase: MigrationPrepare, facts: late, do: MigrationAbort, why: "the hosts did not prepare it in time"},
 	{phase: MigrationPrepare, source: states(MigrationPrepared), target: states(MigrationPrepared), do: MigrationBeginTransfer},
 
@@ -98,6 +107,7 @@ var migrationRules = []migrationRule{
 	{phase: MigrationTransfer, source: states(MigrationCancelled), do: MigrationAbort, why: "the source has cancelled it"},
 	{phase: MigrationTransfer, target: states(MigrationFailed), do: MigrationAbort, why: "the target has failed"},
 	{phase: MigrationTransfer, facts: TargetFenced, do: MigrationAbort, why: "the target is lost"},
+	{phase: MigrationTransfer, facts: SourceSilent, do: MigrationAbort, why: "the source is lost"},
 	{phase: MigrationTransfer, facts: late, do: MigrationAbort, why: "it did not finish in time"},
 	{phase: MigrationTransfer, source: states(MigrationAtSwitchover), target: states(MigrationPrepared, MigrationReceived),
 		do: MigrationCommit},
@@ -120,17 +130,20 @@ var migrationRules = []migrationRule{
 		why: "both hosts are lost"},
 	{phase: MigrationSwitchover, facts: TargetFenced, do: MigrationRollBack, why: "the target is lost"},
 	{phase: MigrationSwitchover, facts: late, not: gaveUp, do: MigrationAskToGiveUp},
+	{phase: MigrationSwitchover, facts: late | gaveUp, do: MigrationExplain,
+		why: "the target has neither continued the guest nor reported that it never will"},
 
 	{phase: MigrationRollback, source: states(MigrationRunning, MigrationCancelled), do: MigrationReturn},
 	{phase: MigrationRollback, facts: sourceEnded, do: MigrationLose, why: "the source has ended the guest"},
 	{phase: MigrationRollback, facts: SourceOff, do: MigrationLose, why: "the source is off"},
+	{phase: MigrationRollback, facts: late, do: MigrationLeave, why: "the source has not continued the guest in time"},
 }
 
 // Step returns the next step of the migration at the time now, and the reason if the step ends the migration without
 // success.
 func (m *Migration) Step(facts MigrationFacts, now Time) (MigrationAction, string) {
 	for fact, is := range map[MigrationFacts]bool{
-		sourceEnded: m.SourceEnded, canceled: m.Canceled, late: now >= m.Deadline, gaveUp: m.GiveUp,
+		sourceEnded: m.SourceEnded, canceled: m.Canceled, late: m.Deadline != 0 && now >= m.Deadline, gaveUp: m.GiveUp,
 	} {
 		if is {
 			facts |= fact
@@ -170,10 +183,12 @@ func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 	case MigrationCommit:
 		vm.setPhase(MigrationSwitchover, m.Target, now+SwitchoverTime)
 	case MigrationAskToGiveUp:
-		vm.setPhase(MigrationSwitchover, m.Target, m.Deadline)
+		vm.setPhase(MigrationSwitchover, m.Target, now+GiveUpTime)
 		vm.Migration.GiveUp = true
+	case MigrationExplain:
+		vm.explainMigration(why)
 	case MigrationRollBack:
-		vm.setPhase(MigrationRollback, m.Source, m.Deadline)
+		vm.setPhase(MigrationRollback, m.Source, now+RollbackTime)
 		vm.Migration.Reason = cmp.Or(m.Reason, why)
 	default:
 		vm.endMigration(do, why, now)
@@ -184,40 +199,79 @@ func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 // setPhase changes the phase, the deadline and VM.Node, and increases the generation. It replaces vm.Migration instead
 // of changing it, because transactions share records.
 func (vm *VM) setPhase(p MigrationPhase, node NodeID, deadline Time) {
+	vm.setMigrationHost(node)
 	m := *vm.Migration
 	m.Phase, m.Deadline = p, deadline
-	vm.Migration, vm.Node = &m, node
+	vm.Migration = &m
 	if !mutant.On(mutant.SwitchWithoutGeneration) {
 		vm.Generation++
 	}
 }
 
+// setMigrationHost changes VM.Node. Status.StopsWithLease is what VM.Node has confirmed: the confirmation of the source
+// is kept in the migration while VM.Node is the target.
+func (vm *VM) setMigrationHost(node NodeID) {
+	if vm.Node == node {
+		return
+	}
+	m := *vm.Migration
+	if vm.Node == m.Source {
+		m.SourceStopsWithLease, vm.Status.StopsWithLease = vm.Status.StopsWithLease, false
+	} else if !mutant.On(mutant.KeepTargetLeaseRule) {
+		vm.Status.StopsWithLease = m.SourceStopsWithLease
+	}
+	vm.Migration, vm.Node = &m, node
+}
+
+// explained reports whether the status says why the migration waits. Reports of the hosts without an error keep this
+// text.
+func (m *Migration) explained() bool { return m != nil && m.Deadline == 0 }
+
+// explainMigration writes into the status why the migration waits, and what ends it.
+func (vm *VM) explainMigration(why string) {
+	m := *vm.Migration
+	m.Deadline = 0 // Only a report of the target or its fence ends the migration.
+	why = "the migration waits for its target " + string(m.Target) + ": " + why + ". If that host is off, confirm it with " +
+		"`trivet node fence --confirmed-off`"
+	vm.Migration, vm.Status.LastError = &m, why
+}
+
 // endMigration ends the migration with the step do. The VM becomes RUNNING, except after MigrationLose: then it becomes
-// ERROR, or STARTING if its restart policy starts it again.
+// ERROR, or STARTING if its restart policy starts it again. The VM's history has the reason of a migration that has
+// failed.
 func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 	m := vm.Migration
-	vm.LastMigration = &MigrationResult{
+	result := &MigrationResult{
 		Attempt: m.Attempt, Source: m.Source, Target: m.Target, Moved: do == MigrationComplete, Began: m.Began, Ended: now,
 		DowntimeMS: m.DowntimeMS,
 	}
 	switch do {
-	case MigrationAbort, MigrationUndo, MigrationReturn:
-		vm.Node = m.Source
-		vm.LastMigration.Reason = cmp.Or(m.Reason, why, "the guest was rolled back")
+	case MigrationAbort, MigrationUndo, MigrationReturn, MigrationLeave:
+		vm.setMigrationHost(m.Source)
+		result.Reason = cmp.Or(m.Reason, why, "the guest was rolled back")
 		if m.Canceled {
-			vm.LastMigration.Reason = "it was cancelled"
+			result.Reason = "it was cancelled"
 		}
 	case MigrationLose:
-		vm.LastMigration.Moved = vm.Node == m.Target
-		vm.LastMigration.Reason = why
+		result.Moved = vm.Node == m.Target
+		result.Reason = why
 	}
-	vm.Migration = nil
+	if vm.Node == m.Target && m.Choice != "" {
+		vm.Choice = &Choice{At: m.Began, Node: m.Target, Reason: m.Choice}
+	}
+	vm.Migration, vm.LastMigration = nil, result
 	vm.Generation++
 	vm.enter(next[vm.State][MigrationEnded], MigrationEnded, now)
-	if do == MigrationLose {
+	vm.explainTransition(result.Reason)
+	switch do {
+	case MigrationLeave:
+		vm.Status.LastError = "the migration was rolled back (" + result.Reason + "), but the source " + string(m.Source) +
+			" has not continued the guest: if that host is off, confirm it with `trivet node fence --confirmed-off`, and recover the VM"
+	case MigrationLose:
 		vm.applyToDesired(Died, now)
 		vm.enter(next[vm.State][Died], Died, now)
 		vm.Status.LastError = "the guest was lost during a migration: " + why
+		vm.explainTransition(vm.Status.LastError)
 	}
 }
 

@@ -76,6 +76,9 @@ func migrationReport(t *testing.T, d *datadriven.TestData, vm *VM) Observation {
 	if d.HasArg("ended") {
 		o.Observed = ObservedEnded
 	}
+	if d.HasArg("absent") {
+		o.Observed = ObservedAbsent
+	}
 	d.MaybeScanArgs(t, "gen", &o.Generation)
 	r := MigrationObservation{}
 	if vm.Migration != nil {
@@ -136,12 +139,106 @@ func TestMigrationRulesNeverRunTwoGuests(t *testing.T) {
 				case MigrationLose:
 					require.NotEqual(t, MigrationRunning, target)
 					require.True(t, target == MigrationFailed || facts&TargetFenced != 0, "%s %s %b", source, target, facts)
-				case MigrationWait, MigrationAskToGiveUp:
+				case MigrationWait, MigrationAskToGiveUp, MigrationExplain:
 				default:
 					t.Fatalf("%s after the switchover", do)
 				}
 			}
 		}
+	}
+}
+
+// TestMigrationsEnd checks every combination of states and facts: a migration whose deadline has passed never waits,
+// except after the switchover, when only the target or its fence can end it, and when the VM's status has said so. Also,
+// no migration waits for a lost source before the switchover, and none ends with disks older than those of a source that
+// may have continued the guest.
+func TestMigrationsEnd(t *testing.T) {
+	for phase := MigrationPrepare; phase <= MigrationRollback; phase++ {
+		for source := MigrationUnknown; source <= MigrationFailed; source++ {
+			for target := MigrationUnknown; target <= MigrationFailed; target++ {
+				for facts := range MigrationFacts(1 << 3) {
+					m := Migration{Attempt: 5, Source: "n1", Target: "n2", Phase: phase, Deadline: 10, SourceState: source, TargetState: target}
+					do, _ := m.Step(facts, 20)
+					require.NotEqual(t, MigrationWait, do, "%s %s %s %b", phase, source, target, facts)
+					if do == MigrationLose && phase == MigrationSwitchover {
+						require.Equal(t, MigrationHandedOver, source, "the source may have newer disks")
+					}
+					m.Deadline = 30
+					if do, _ := m.Step(facts, 20); phase < MigrationSwitchover && facts&SourceSilent != 0 {
+						require.Equal(t, MigrationAbort, do, "%s %s %s %b", phase, source, target, facts)
+					}
+				}
+			}
+		}
+	}
+	vm := VM{Name: "a", Node: "n1", State: Running, Generation: 4, Desired: Desired{On: true}}
+	require.NoError(t, vm.BeginMigration("n2", 10, 0))
+	vm.setPhase(MigrationSwitchover, "n2", 10)
+	require.Equal(t, MigrationAskToGiveUp, vm.AdvanceMigration(0, 10))
+	require.Equal(t, MigrationWait, vm.AdvanceMigration(0, 10+GiveUpTime-1))
+	require.Equal(t, MigrationExplain, vm.AdvanceMigration(0, 10+GiveUpTime))
+	require.Contains(t, vm.Status.LastError, "waits for its target n2")
+	require.Contains(t, vm.Status.LastError, "`trivet node fence --confirmed-off`")
+	require.Equal(t, MigrationWait, vm.AdvanceMigration(0, 1<<40), "the status is written once")
+	vm.Observe(Observation{Generation: vm.Generation, Observed: ObservedRunning}, 1<<40)
+	require.Contains(t, vm.Status.LastError, "waits for its target n2", "a report of the target removes the explanation")
+}
+
+// TestLeaseRuleOfMigration checks which host's promise to stop the VM at the end of its lease is in the status: that of
+// VM.Node. With another host's promise, the VM could be started elsewhere while VM.Node runs it.
+func TestLeaseRuleOfMigration(t *testing.T) {
+	begin := func(promised bool) *VM {
+		vm := &VM{Name: "a", Node: "n1", State: Running, Generation: 4, Desired: Desired{On: true}, Status: Status{StopsWithLease: promised}}
+		require.NoError(t, vm.BeginMigration("n2", 10, 0))
+		vm.setPhase(MigrationSwitchover, "n2", 10)
+		require.False(t, vm.Status.StopsWithLease, "the target has promised nothing")
+		return vm
+	}
+	vm := begin(false)
+	vm.Status.StopsWithLease = true // the target has reported
+	vm.setPhase(MigrationRollback, "n1", 10)
+	require.False(t, vm.Status.StopsWithLease, "the source has not promised it")
+	vm = begin(true)
+	vm.setPhase(MigrationRollback, "n1", 10)
+	require.True(t, vm.Status.StopsWithLease, "the source has promised it")
+}
+
+// TestUndescribedMachine checks that a migration ends at once if the source cannot describe its QEMU.
+func TestUndescribedMachine(t *testing.T) {
+	for _, c := range []struct {
+		report MigrationObservation
+		why    string
+	}{
+		{MigrationObservation{State: MigrationUnknown, Error: "the description is too long"}, "the description is too long"},
+		{MigrationObservation{State: MigrationPrepared, Machine: make([]byte, MaxMigrationMachine+1)}, "has 65537 bytes, the limit is 65536"},
+	} {
+		vm := VM{Name: "a", Node: "n1", State: Running, Generation: 4, Desired: Desired{On: true}}
+		require.NoError(t, vm.BeginMigration("n2", 1000, 0))
+		c.report.Attempt = vm.Migration.Attempt
+		require.True(t, vm.ObserveMigration("n1", Observation{Generation: vm.Generation, Observed: ObservedRunning, Migration: &c.report}))
+		require.Equal(t, MigrationAbort, vm.AdvanceMigration(0, 1))
+		require.Equal(t, []any{Running, NodeID("n1")}, []any{vm.State, vm.Node})
+		require.Contains(t, vm.LastMigration.Reason, c.why)
+		require.Contains(t, vm.History[len(vm.History)-1].Error, c.why)
+	}
+}
+
+// TestChoiceOfMigration checks that the reason for the VM's host is that of the migration exactly if the VM is on the
+// target afterwards.
+func TestChoiceOfMigration(t *testing.T) {
+	for target, want := range map[MigrationState]string{MigrationRunning: "a call requested this host", MigrationFailed: "it was free"} {
+		vm := VM{Name: "a", Node: "n1", State: Running, Generation: 4, Desired: Desired{On: true}, Choice: &Choice{Node: "n1", Reason: "it was free"}}
+		require.NoError(t, vm.BeginMigration("n2", 1000, 0))
+		vm.Migration.Choice = "a call requested this host"
+		vm.setPhase(MigrationSwitchover, "n2", 1000)
+		m := *vm.Migration
+		m.TargetState, m.SourceState = target, MigrationCancelled
+		if target == MigrationRunning {
+			m.SourceState = MigrationHandedOver
+		}
+		vm.Migration = &m
+		vm.AdvanceMigration(0, 1)
+		require.Equal(t, []any{vm.Node, want}, []any{vm.Choice.Node, vm.Choice.Reason})
 	}
 }
 
@@ -179,7 +276,8 @@ func TestNotMigratable(t *testing.T) {
 	}
 }
 
-// TestMigratingVMIsNotRecovered checks that a VM is not moved to a third host while two hosts may have it.
+// TestMigratingVMIsNotRecovered checks that a VM is not moved to a third host while two hosts may have it, and that no
+// recovery is tried in a state that does not allow it.
 func TestMigratingVMIsNotRecovered(t *testing.T) {
 	vm := VM{State: Running, Node: "n1", Desired: Desired{On: true}, Status: Status{StopsWithLease: true},
 		Metadata: map[string]string{HighAvailability: "restart"}}
@@ -187,4 +285,6 @@ func TestMigratingVMIsNotRecovered(t *testing.T) {
 	require.NoError(t, vm.BeginMigration("n2", 1000, 1))
 	require.Equal(t, "is being migrated", vm.Recoverable(true))
 	require.Error(t, vm.LoseHost(2))
+	vm.State, vm.Migration = Failed, nil
+	require.Equal(t, "is FAILED", vm.Recoverable(true), "no host can build the VM")
 }

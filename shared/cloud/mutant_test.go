@@ -27,5 +27,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.SwitchWithoutGeneration, TestMigration, "testdata/migration/completes")
 	mutanttest.Notices(t, mutant.RollBackUnproven, TestMigration, "testdata/migration/lost")
 	mutanttest.Notices(t, mutant.ReleaseSourceEarly, TestMigrationRulesNeverRunTwoGuests, "expected: 0x6")
+	mutanttest.Notices(t, mutant.KeepTargetLeaseRule, TestLeaseRuleOfMigration, "the source has not promised it")
 	mutanttest.Notices(t, mutant.ObeyOldAttempt, TestMigration, "testdata/migration/attempts")
 }

@@ -97,8 +97,10 @@ func (vm *VM) Recoverable(off bool) string {
 	switch {
 	case vm.Migration != nil:
 		return "is being migrated"
+	case next[vm.State][HostLost] == Unspecified:
+		return "is " + vm.State.String()
 	case !vm.RestartsElsewhere():
-		return "has not the metadata " + HighAvailability + "=restart"
+		return "does not have the metadata " + HighAvailability + "=restart"
 	case !vm.Desired.On && !vm.Desired.StartAfterStop:
 		return "should not run"
 	case !off && !vm.Status.StopsWithLease && !mutant.On(mutant.RecoverUnconfirmed):

@@ -26,6 +26,9 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 	if out.CpuModel == "" {
 		out.CpuModel = vm.BaselineCPU
 	}
+	if r := vm.LastMigration; r != nil && !r.Moved {
+		out.RolledBackAttempt = r.Attempt
+	}
 	assignMachine(out, vm)
 	return out
 }

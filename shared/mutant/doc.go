@@ -214,6 +214,7 @@ const (
 	SwitchWithoutGeneration = "switch-without-generation" // the switchover does not increment the VM's generation: shared/cloud
 	RollBackUnproven        = "roll-back-unproven"        // a migration is rolled back although the target may run the guest: shared/cloud, controlplane/sim
 	ReleaseSourceEarly      = "release-source-early"      // the source gets the order to destroy the guest before the target runs it: shared/cloud
+	KeepTargetLeaseRule     = "keep-target-lease-rule"    // after a rollback, the confirmation of the target to stop the VM with its lease counts as that of the source: shared/cloud
 	ObeyOldAttempt          = "obey-old-attempt"          // a report about an earlier migration of a VM counts for the present one: shared/cloud
 	TwoMigrationHolders     = "two-migration-holders"     // the target of an aborted migration gets no order to destroy the VM: controlplane/compute/vm
 )

@@ -135,6 +135,11 @@ func (s *Service) isLost(id cloud.NodeID, confirmed bool) bool {
 	return s.silent(id, s.opts.Steady().UnixMilli()) > limit
 }
 
+// LeaseEnded reports whether the lease of a host has certainly ended, because the host has sent no heartbeat for more
+// than LostTime. The host can have been evicted or banned (see Lost). The result is false on members other than the
+// leader.
+func (s *Service) LeaseEnded(id cloud.NodeID) bool { return s.isLost(id, false) }
+
 // FenceLost records that the lease of a host has ended. It does nothing if the host has a Fence record. It returns
 // false if the host is not lost (see Lost), and therefore not fenced.
 func (s *Service) FenceLost(ctx context.Context, id cloud.NodeID) (fenced bool, err error) {

@@ -21,6 +21,8 @@ const (
 	ReasonNotMigratable = "NOT_MIGRATABLE"
 	// ReasonAtSwitchover: the migration can no longer be cancelled.
 	ReasonAtSwitchover = "MIGRATION_AT_SWITCHOVER"
+	// ReasonOtherTarget: the VM is being migrated to another host than that of the call.
+	ReasonOtherTarget = "MIGRATING_TO_ANOTHER_HOST"
 	// ReasonNotMigrated: the VM was not migrated to the host of the call.
 	ReasonNotMigrated = "NOT_MIGRATED"
 )
@@ -136,7 +138,7 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	if why != "" {
 		return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated: it %s", vm.Name, why).WithReason(ReasonNotMigratable)
 	}
-	target, err := s.chooseTarget(tx, vm, source, to)
+	target, why, err := s.chooseTarget(tx, vm, source, to)
 	if err != nil {
 		return err
 	}
@@ -144,46 +146,50 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	if err := vm.BeginMigration(target, vm.MigrationTimeout(seconds), tx.Now()); err != nil {
 		return err
 	}
+	vm.Migration.Choice = why
 	if err := s.assignBoth(tx, vm, vm.Hosts()); err != nil {
 		return err
 	}
-	return s.save(tx, vm, generation)
+	return s.saveMigration(tx, vm, generation)
 }
 
 // chooseTarget chooses the host for a migration of vm, and allocates the capacity there. If to is not empty, no other
-// host is chosen.
-func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, to cloud.NodeID) (cloud.NodeID, error) {
+// host is chosen. why is the reason of the choice (see cloud.Choice).
+func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, to cloud.NodeID) (target cloud.NodeID, why string, err error) {
 	if to != "" {
 		if known, err := node.Nodes.Has(tx, string(to)); err != nil {
-			return "", err
+			return "", "", err
 		} else if !known {
-			return "", fault.New(fault.NotFound, "no node %s", to)
+			return "", "", fault.New(fault.NotFound, "no node %s", to)
 		}
 	}
 	images := map[cloud.ImageID]*image.Usable{}
 	for _, id := range vm.Spec.Images() {
 		i, err := lookupImage(tx, vm.Org, id, true)
 		if err != nil {
-			return "", err
+			return "", "", err
 		}
 		images[id] = i
 	}
 	r, err := placementRequest(tx, vm, images, &volume.Placement{})
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	r.On = to
 	r.Skip[vm.Node] = "has the VM already"
 	r.Check = func(n *cloud.Node) string { return migrationShortage(source, n) }
-	target, err := s.choose(tx, vm, r, &volume.Placement{})
+	target, err = s.choose(tx, vm, r, &volume.Placement{})
 	var retryable *retryableRefusal
-	if to == "" || err == nil {
-		return target, err
+	switch {
+	case err == nil && to != "":
+		return target, "a migration to this host was requested", nil
+	case err == nil || to == "":
+		return target, "a migration chose it " + choiceReason(r), err
 	}
 	if errors.As(err, &retryable) {
-		return "", &retryableRefusal{hostRefusal(vm, retryable.refusal)}
+		return "", "", &retryableRefusal{hostRefusal(vm, retryable.refusal)}
 	}
-	return "", hostRefusal(vm, err)
+	return "", "", hostRefusal(vm, err)
 }
 
 // migrationShortage returns the reason why no VM can be migrated from the host source to the host n, or "" if there is
@@ -241,7 +247,7 @@ func (s *Service) cancelMigrationOnLeader(ctx context.Context, q cancelMigration
 			return err
 		}
 		out = *vm
-		return s.save(tx, vm, generation)
+		return s.saveMigration(tx, vm, generation)
 	})
 	return out, err
 }
@@ -253,7 +259,7 @@ func (s *Service) abortMigration(tx *store.Tx, vm *cloud.VM) error {
 		return fault.New(fault.FailedPrecondition, "the migration of VM %s can no longer be cancelled: try again when it has ended", vm.Name).
 			WithReason(ReasonAtSwitchover)
 	}
-	_, err := s.advanceMigration(tx, vm, 0)
+	_, err := s.advanceMigration(tx, vm)
 	return err
 }
 

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/network"
@@ -17,9 +20,16 @@ import (
 const MigrateEvery = time.Second
 
 // advanceMigration makes the steps of the VM's migration that are due, and changes all records that depend on the VM's
-// hosts. It stores neither vm nor the Placed records of the VM's present hosts: the caller must call save. It returns
-// whether it has made a step.
-func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM, facts cloud.MigrationFacts) (changed bool, err error) {
+// hosts. It stores neither vm nor the Placed records of the VM's present hosts: the caller must call saveMigration.
+// It returns whether it has made a step.
+func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM) (changed bool, err error) {
+	if vm.Migration == nil {
+		return false, nil
+	}
+	facts, err := s.migrationFacts(tx, vm.Migration)
+	if err != nil {
+		return false, err
+	}
 	hosts := vm.Hosts()
 	for {
 		step := vm.AdvanceMigration(facts, tx.Now())
@@ -27,7 +37,7 @@ func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM, facts cloud.Migra
 			break
 		}
 		changed = true
-		s.opts.Log.Info("a step of a live migration", "vm", vm.ID, "step", step, "node", vm.Node)
+		s.opts.Log.Info("live migration advanced", "vm", vm.ID, "step", step, "node", vm.Node)
 	}
 	if !changed {
 		return false, nil
@@ -81,9 +91,13 @@ func (s *Service) storeProgress(o cloud.Observation) {
 	}
 }
 
+// maxStepping is the maximum number of migrations that StepMigrations changes at the same time, and of hosts that it
+// fences at the same time.
+const maxStepping = 16
+
 // StepMigrations makes the steps of migrations that are due because of deadlines and of lost hosts. Steps because of
 // reports are made by applyReport. StepMigrations runs only on the leader. A new leader continues all migrations in the
-// records. An error ends the call; the other migrations then wait for the next call.
+// records. The failure of one migration, or of the fence of one host, does not delay the other migrations.
 func (s *Service) StepMigrations(ctx context.Context) error {
 	s.mu.Lock()
 	all := make([]migrating, 0, len(s.migrations))
@@ -91,75 +105,98 @@ func (s *Service) StepMigrations(ctx context.Context) error {
 		all = append(all, m)
 	}
 	s.mu.Unlock()
-	if len(all) == 0 {
-		return nil
+	targets := map[cloud.NodeID][]migrating{} // hosts to fence, with the migrations that need the fence
+	var failed errorList
+	var steps errgroup.Group
+	steps.SetLimit(maxStepping)
+	for _, one := range all {
+		due, fence, err := s.dueMigration(one)
+		failed.add(err)
+		if fence != "" {
+			targets[fence] = append(targets[fence], one)
+		}
+		if due {
+			steps.Go(func() error { failed.add(s.stepMigration(ctx, one)); return nil })
+		}
 	}
-	lost, err := s.opts.Nodes.Lost()
-	if err != nil {
-		return err
+	_ = steps.Wait()
+	var fences errgroup.Group
+	fences.SetLimit(maxStepping)
+	for target, waiting := range targets {
+		fences.Go(func() error {
+			fenced, err := s.opts.Nodes.FenceLost(ctx, target)
+			failed.add(err)
+			for _, one := range waiting {
+				if fenced {
+					failed.add(s.stepMigration(ctx, one))
+				}
+			}
+			return nil
+		})
 	}
-	for _, one := range all { // The failure of one migration does not delay the others.
-		err = errors.Join(err, s.stepMigration(ctx, one, lost))
-	}
-	return err
+	_ = fences.Wait()
+	return failed.join()
 }
 
-// stepMigration makes the steps of one migration that are due. If the target is in lost, stepMigration fences it first.
-// The parameter lost has the hosts whose lease has ended.
-func (s *Service) stepMigration(ctx context.Context, one migrating, lost []cloud.NodeID) error {
-	var fence cloud.NodeID
-	due := false
-	if err := s.opts.Store.Local(func(v *store.View) error {
+// errorList collects the errors of several goroutines.
+type errorList struct {
+	mu  sync.Mutex
+	all []error
+}
+
+func (l *errorList) add(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, err)
+}
+
+func (l *errorList) join() error { return errors.Join(l.all...) }
+
+// dueMigration reports whether a step of the migration is due. If the fence is not empty, the lease of this host, the
+// target, has ended, and a further step is due after the host has been fenced.
+func (s *Service) dueMigration(one migrating) (due bool, fence cloud.NodeID, err error) {
+	err = s.opts.Store.Local(func(v *store.View) error {
 		vm, err := VMs.Get(v, string(one.project), string(one.id))
 		if err != nil || vm == nil || vm.Migration == nil {
 			return err
 		}
 		m := vm.Migration
-		facts, err := s.migrationFacts(v, m, lost)
+		facts, err := s.migrationFacts(v, m)
 		if err != nil {
 			return err
 		}
-		if slices.Contains(lost, m.Target) && facts&cloud.TargetFenced == 0 && m.Phase != cloud.MigrationRollback {
-			fence = m.Target
-		}
 		step, _ := m.Step(facts, s.opts.Store.Now())
 		due = step != cloud.MigrationWait
-		return nil
-	}); err != nil {
-		return err
-	}
-	if fence != "" {
-		if fenced, err := s.opts.Nodes.FenceLost(ctx, fence); err != nil {
-			return err
-		} else if fenced {
-			due = true
+		// The lease also proves that an evicted or banned target does not run the guest. The target reports PREPARED only
+		// while its guard process runs, and the guard process obeys the lease although the agent contacts no member.
+		if facts&cloud.TargetFenced == 0 && m.Phase != cloud.MigrationRollback && s.opts.Nodes.LeaseEnded(m.Target) {
+			fence = m.Target
 		}
-	}
-	if !due {
 		return nil
-	}
+	})
+	return due, fence, err
+}
+
+// stepMigration makes the steps of one migration that are due.
+func (s *Service) stepMigration(ctx context.Context, one migrating) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, err := VMs.Get(tx, string(one.project), string(one.id))
 		if err != nil || vm == nil || vm.Migration == nil {
 			return err
 		}
-		facts, err := s.migrationFacts(tx, vm.Migration, lost)
-		if err != nil {
-			return err
-		}
 		generation := vm.Generation
-		changed, err := s.advanceMigration(tx, vm, facts)
+		changed, err := s.advanceMigration(tx, vm)
 		if err != nil || !changed {
 			return err
 		}
-		return s.save(tx, vm, generation)
+		return s.saveMigration(tx, vm, generation)
 	})
 	return err
 }
 
 // migrationFacts returns the facts that the leader knows about the hosts of a migration. TargetFenced and SourceOff
 // require a Fence record and a host that is Unresponsive.
-func (s *Service) migrationFacts(r store.Reader, m *cloud.Migration, lost []cloud.NodeID) (facts cloud.MigrationFacts, err error) {
+func (s *Service) migrationFacts(r store.Reader, m *cloud.Migration) (facts cloud.MigrationFacts, err error) {
 	target, err := node.FenceOf(r, m.Target)
 	if err != nil {
 		return 0, err
@@ -172,9 +209,9 @@ func (s *Service) migrationFacts(r store.Reader, m *cloud.Migration, lost []clou
 		return 0, err
 	}
 	if source != nil && source.Confirmed && s.opts.Nodes.Unresponsive(m.Source) {
-		facts |= cloud.SourceOff
+		facts |= cloud.SourceOff | cloud.SourceSilent
 	}
-	if slices.Contains(lost, m.Source) {
+	if s.opts.Nodes.LeaseEnded(m.Source) {
 		facts |= cloud.SourceSilent
 	}
 	return facts, nil

@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -193,7 +194,11 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		return true, false, nil
 	}
 	if tx != nil {
-		if _, err := s.advanceMigration(tx, vm, 0); err != nil {
+		save := s.save
+		if vm.Migration != nil {
+			save = s.saveMigration
+		}
+		if _, err := s.advanceMigration(tx, vm); err != nil {
 			return true, false, err
 		}
 		if err := releaseRemovedNICs(tx, vm, nics); err != nil {
@@ -206,7 +211,7 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		if err := releaseVolumes(tx, vm.Project, vm.ID, removed); err != nil {
 			return true, false, err
 		}
-		err = s.save(tx, vm, generation)
+		err = save(tx, vm, generation)
 	}
 	return true, true, err
 }
@@ -340,7 +345,8 @@ func (s *Service) Settle(ctx context.Context) error {
 		}
 	}
 	s.mu.Unlock()
-	for id, d := range late {
+	var failed error
+	for id, d := range late { // An error of one VM does not delay the others.
 		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 			vm, err := VMs.Get(tx, string(d.project), string(id))
 			if err != nil || vm == nil {
@@ -352,9 +358,7 @@ func (s *Service) Settle(ctx context.Context) error {
 			}
 			return s.save(tx, vm, generation)
 		})
-		if err != nil {
-			return err
-		}
+		failed = errors.Join(failed, err)
 	}
-	return nil
+	return failed
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -30,12 +31,14 @@ const (
 
 // Recover moves VMs from lost hosts to other hosts. It runs only on the leader. First it records for each lost host
 // with VMs that are Recoverable that the host is fenced, and changes these VMs to PENDING. Then it places PENDING VMs
-// whose volumes no lost host can write to any more, in the order of their priority.
+// whose volumes no lost host can write to any more, in the order of their priority. The failure of one host or of one VM
+// does not delay the others.
 func (s *Service) Recover(ctx context.Context) error {
 	lost, err := s.opts.Nodes.Lost()
 	if err != nil {
 		return err
 	}
+	var failed error
 	for id := range s.scanned {
 		if !slices.Contains(lost, id) {
 			delete(s.scanned, id)
@@ -44,20 +47,19 @@ func (s *Service) Recover(ctx context.Context) error {
 	for _, id := range lost {
 		if now := s.opts.Store.Now(); now-s.scanned[id] >= rescanEvery.Milliseconds() {
 			s.scanned[id] = now
-			if err := s.leaveHost(ctx, id); err != nil {
-				return err
-			}
+			failed = errors.Join(failed, s.leaveHost(ctx, id))
 		}
 	}
-	return s.placePending(ctx)
+	return errors.Join(failed, s.placePending(ctx))
 }
 
 // leaveHost changes the recoverable VMs of a lost host to PENDING.
 func (s *Service) leaveHost(ctx context.Context, id cloud.NodeID) error {
 	var due []cloud.VM
+	var failed error
 	var confirmed bool // a caller has confirmed that the host is off
 	if err := s.opts.Store.View(ctx, func(v *store.View) error {
-		due = nil
+		due, failed = nil, nil
 		fence, err := node.FenceOf(v, id)
 		if err != nil {
 			return err
@@ -70,35 +72,37 @@ func (s *Service) leaveHost(ctx context.Context, id cloud.NodeID) error {
 		for _, p := range placed {
 			vm, err := recoverable(v, id, p, confirmed)
 			if err != nil {
-				return err
-			}
-			if vm != nil {
+				failed = errors.Join(failed, fmt.Errorf("VM %s: %w", p.Path[1], err))
+			} else if vm != nil {
 				due = append(due, *vm)
 			}
 		}
 		return nil
 	}); err != nil || len(due) == 0 {
-		return err
+		return errors.Join(failed, err)
 	}
 	if !confirmed {
 		if fenced, err := s.opts.Nodes.FenceLost(ctx, id); err != nil || !fenced {
-			return err
+			return errors.Join(failed, err)
 		}
 	}
 	slices.SortFunc(due, byPriority)
 	for _, one := range due {
+		left := false
 		if _, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 			vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
 			if err != nil || vm == nil || vm.Node != id || vm.Recoverable(true) != "" {
 				return err
 			}
+			left = true
 			return s.leaveLostHost(tx, vm)
 		}); err != nil {
-			return err
+			failed = errors.Join(failed, fmt.Errorf("VM %s: %w", one.ID, err))
+		} else if left {
+			s.opts.Log.Warn("a VM has lost its host", "vm", one.ID, "name", one.Name, "node", id)
 		}
-		s.opts.Log.Warn("a VM has lost its host", "vm", one.ID, "name", one.Name, "node", id)
 	}
-	return nil
+	return failed
 }
 
 // recoverable returns the VM of the Placed record p on the host id if the control plane may by itself start the VM on
@@ -214,19 +218,19 @@ func (s *Service) placePending(ctx context.Context) error {
 		return err
 	}
 	slices.SortFunc(vms, byPriority)
+	var failed error
 	for _, one := range vms {
 		if busy >= maxRecoveries {
-			return nil
+			break
 		}
 		placed, err := s.placeAgain(ctx, &one)
 		if err != nil {
-			return err
-		}
-		if placed {
+			failed = errors.Join(failed, fmt.Errorf("VM %s: %w", one.ID, err))
+		} else if placed {
 			busy++
 		}
 	}
-	return nil
+	return failed
 }
 
 // placeAgain places one PENDING VM, or writes the reason why it must wait to its record.

@@ -22,7 +22,8 @@ func (r *server) MigrateVm(ctx context.Context, in *vmv1.MigrateVmRequest) (*vmv
 }
 
 // PrepareVmMigration begins a migration to the host that listen_uri names, and returns the VM. If the VM has a
-// migration in the phase PREPARE already, it changes nothing, even if that migration has another target.
+// migration to this host in the phase PREPARE already, it changes nothing. It returns FailedPrecondition if the VM is
+// being migrated to another host.
 func (r *server) PrepareVmMigration(ctx context.Context, in *vmv1.PrepareVmMigrationRequest) (*vmv1.VirtualMachine, error) {
 	t, err := admit(ctx, "PrepareVmMigration", in)
 	if err != nil {
@@ -40,12 +41,16 @@ func (r *server) PrepareVmMigration(ctx context.Context, in *vmv1.PrepareVmMigra
 	if err != nil {
 		return nil, err
 	}
-	if m := vm.Migration; m != nil && m.Phase == cloud.MigrationPrepare {
-		return r.toProto(ctx, vm), nil
-	}
 	target, err := r.s.opts.Nodes.Named(ctx, host)
 	if err != nil {
 		return nil, err
+	}
+	switch m := vm.Migration; {
+	case m != nil && m.Target != target:
+		return nil, fault.New(fault.FailedPrecondition, "VM %s is being migrated to another host, %s: wait until the migration has ended, or cancel it",
+			vm.Name, m.Target).WithReason(ReasonOtherTarget)
+	case m != nil && m.Phase == cloud.MigrationPrepare:
+		return r.toProto(ctx, vm), nil
 	}
 	out, err := r.s.Migrate(ctx, t, vm.ID, target, 0, false, rpc.BodyHash(in))
 	return r.powerResult(ctx, out, err)

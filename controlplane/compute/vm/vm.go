@@ -142,11 +142,18 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, f
 // changed, save also writes the VM's Placed record, so that the leader sends the VM's host the new desired state. While
 // the VM is being migrated, it does this for both hosts.
 func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
-	vm.UpdatedAt = tx.Now()
 	if vm.Generation != before {
 		// The host must confirm for each desired state that it stops the VM when its lease ends.
 		vm.Status.StopsWithLease = false
 	}
+	return s.saveMigration(tx, vm, before)
+}
+
+// saveMigration stores a VM as save does, and keeps Status.StopsWithLease. Neither the metadata nor the disks of a VM can
+// be changed during a migration, so that the confirmation of a host remains valid until the migration has ended. A source
+// that is lost during the migration cannot confirm anything again.
+func (s *Service) saveMigration(tx *store.Tx, vm *cloud.VM, before uint64) error {
+	vm.UpdatedAt = tx.Now()
 	VMs.Put(tx, vm, string(vm.Project), string(vm.ID))
 	if vm.Generation != before {
 		for _, host := range vm.Hosts() {

@@ -1058,9 +1058,13 @@ type AssignedVm struct {
 	// True: the guest's clock begins with the host's local time instead of UTC.
 	RtcLocalTime bool `protobuf:"varint,306,opt,name=rtc_local_time,json=rtcLocalTime,proto3" json:"rtc_local_time,omitempty"`
 	// Set while the VM is being migrated. Both hosts of the migration have an assignment with it.
-	Migration     *AssignedMigration `protobuf:"bytes,360,opt,name=migration,proto3" json:"migration,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Migration *AssignedMigration `protobuf:"bytes,360,opt,name=migration,proto3" json:"migration,omitempty"`
+	// The last attempt of a migration that has ended with the VM on its source, or 0. The target of this attempt never
+	// runs the guest. A source that has handed the guest over in this attempt continues it, also if the migration is not
+	// assigned any more.
+	RolledBackAttempt uint64 `protobuf:"varint,390,opt,name=rolled_back_attempt,json=rolledBackAttempt,proto3" json:"rolled_back_attempt,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *AssignedVm) Reset() {
@@ -1308,6 +1312,13 @@ func (x *AssignedVm) GetMigration() *AssignedMigration {
 		return x.Migration
 	}
 	return nil
+}
+
+func (x *AssignedVm) GetRolledBackAttempt() uint64 {
+	if x != nil {
+		return x.RolledBackAttempt
+	}
+	return 0
 }
 
 // AssignedMigration is the part of one host in a migration of a VM. If an assignment no longer has the message, the
@@ -5125,7 +5136,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x10released_volumes\x18\n" +
 	" \x03(\tR\x0freleasedVolumes\x12F\n" +
 	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\x12A\n" +
-	"\ropen_consoles\x18F \x03(\v2\x1c.agent.v1.OpenConsoleRequestR\fopenConsoles\"\xf9\b\n" +
+	"\ropen_consoles\x18F \x03(\v2\x1c.agent.v1.OpenConsoleRequestR\fopenConsoles\"\xaa\t\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -5164,7 +5175,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06rescue\x18\xb0\x02 \x01(\v2\x16.agent.v1.AssignedDiskR\x06rescue\x121\n" +
 	"\aos_type\x18\xb1\x02 \x01(\x0e2\x17.vmcontroller.v1.OsTypeR\x06osType\x12%\n" +
 	"\x0ertc_local_time\x18\xb2\x02 \x01(\bR\frtcLocalTime\x12:\n" +
-	"\tmigration\x18\xe8\x02 \x01(\v2\x1b.agent.v1.AssignedMigrationR\tmigration\"\xc2\x02\n" +
+	"\tmigration\x18\xe8\x02 \x01(\v2\x1b.agent.v1.AssignedMigrationR\tmigration\x12/\n" +
+	"\x13rolled_back_attempt\x18\x86\x03 \x01(\x04R\x11rolledBackAttempt\"\xc2\x02\n" +
 	"\x11AssignedMigration\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12+\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x17.agent.v1.MigrationRoleR\x04role\x12.\n" +

@@ -137,8 +137,9 @@ type VmServiceClient interface {
 	// timeout_seconds above 86400.
 	MigrateVm(ctx context.Context, in *MigrateVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// PrepareVmMigration is internal: only system:admin may call it. It begins a migration like MigrateVm, to the host
-	// whose ID or name is in listen_uri; the hosts choose the port themselves. A migration in its first phase is returned
-	// unchanged. It returns the errors of MigrateVm, and INVALID_ARGUMENT for listen_uri.
+	// whose ID or name is in listen_uri; the hosts choose the port themselves. A migration to this host in
+	// its first phase is returned unchanged. It returns the errors of MigrateVm, INVALID_ARGUMENT for listen_uri, and
+	// FAILED_PRECONDITION (MIGRATING_TO_ANOTHER_HOST) if the VM is being migrated to another host.
 	PrepareVmMigration(ctx context.Context, in *PrepareVmMigrationRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// RecoverVm moves a VM whose host is lost to another host. It returns the VM as PENDING and does not wait for the
 	// other host. A VM that should run is started there; with start, also one that was off. spec must be empty:
@@ -478,8 +479,9 @@ type VmServiceServer interface {
 	// timeout_seconds above 86400.
 	MigrateVm(context.Context, *MigrateVmRequest) (*VirtualMachine, error)
 	// PrepareVmMigration is internal: only system:admin may call it. It begins a migration like MigrateVm, to the host
-	// whose ID or name is in listen_uri; the hosts choose the port themselves. A migration in its first phase is returned
-	// unchanged. It returns the errors of MigrateVm, and INVALID_ARGUMENT for listen_uri.
+	// whose ID or name is in listen_uri; the hosts choose the port themselves. A migration to this host in
+	// its first phase is returned unchanged. It returns the errors of MigrateVm, INVALID_ARGUMENT for listen_uri, and
+	// FAILED_PRECONDITION (MIGRATING_TO_ANOTHER_HOST) if the VM is being migrated to another host.
 	PrepareVmMigration(context.Context, *PrepareVmMigrationRequest) (*VirtualMachine, error)
 	// RecoverVm moves a VM whose host is lost to another host. It returns the VM as PENDING and does not wait for the
 	// other host. A VM that should run is started there; with start, also one that was off. spec must be empty:
