@@ -195,7 +195,7 @@ var configSettings = []setting{
 		return err
 	}},
 	{"rbd-helper", "`path` of trivet-rbd, for RBD volumes", text(func(c *Config) *string { return &c.RBDHelper })},
-	{"watchdog", "`path` of a watchdog device, as the last resort against VMs that must not run without a lease", text(func(c *Config) *string { return &c.Watchdog })},
+	{"watchdog", "`path` of a watchdog device, which resets the host if VMs that need a lease cannot be powered off", text(func(c *Config) *string { return &c.Watchdog })},
 }
 
 func pairs(field func(*Config) *map[string]string) func(*Config, string) error {
@@ -302,7 +302,7 @@ func (c *Config) uids() (first, last int, err error) {
 	b, errB := strconv.ParseUint(to, 10, 31)
 	// uids below 1000 belong to the host's own users, and 65534 is nobody.
 	if !ok || errA != nil || errB != nil || a < 1000 || b < a || a <= 65534 && b >= 65534 {
-		return 0, 0, fmt.Errorf("%q is not first-last with first at least 1000 and without 65534", c.UIDRange)
+		return 0, 0, fmt.Errorf("%q is not a range FIRST-LAST with FIRST at least 1000 and without 65534", c.UIDRange)
 	}
 	return int(a), int(b), nil
 }

@@ -63,7 +63,7 @@ func (g *guardProcess) lockPath() string { return filepath.Join(g.dataDir, "guar
 func (g *guardProcess) run(ctx context.Context) error {
 	return every(ctx, guardEvery, func() {
 		if err := g.ensure(); err != nil {
-			g.log.Error("cannot start the process that powers VMs off if the agent does not run", "err", err)
+			g.log.Error("cannot start the guard process", "err", err)
 		}
 	})
 }
@@ -86,8 +86,8 @@ func (g *guardProcess) ensure() error {
 	}
 	go func() {
 		if c.Wait() != nil && !g.failed.Swap(true) {
-			g.log.Error("the process that powers VMs off if the agent does not run has failed, and is started again and again",
-				"its log", filepath.Join(g.dataDir, "guard.log"))
+			g.log.Error("the guard process has failed and is restarted every second",
+				"log", filepath.Join(g.dataDir, "guard.log"))
 		}
 	}()
 	return nil
@@ -131,19 +131,19 @@ func guardMain(args []string) int {
 	log := slog.New(slog.NewTextHandler(out, nil))
 	tree, err := cgroup.Open(root)
 	if err != nil {
-		log.Error("cannot guard VMs", "err", err)
+		log.Error("cannot open the control groups of the VMs", "err", err)
 		return 1
 	}
 	w := guardedVMs{dir: dir, kill: tree.Kill, pet: func() error { return nil }}
 	if device != "" {
 		dog, err := watchdog.Open(device, watchdogTimeout)
 		if err != nil {
-			log.Error("cannot guard VMs", "err", err)
+			log.Error("cannot arm the watchdog", "err", err)
 			return 1
 		}
 		defer func() {
 			if err := dog.Disarm(); err != nil {
-				log.Error("the host may be reset", "err", err)
+				log.Error("cannot disarm the watchdog: the watchdog will reset the host", "err", err)
 			}
 		}()
 		w.pet = dog.Pet
@@ -153,7 +153,7 @@ func guardMain(args []string) int {
 	for ; ; <-tick.C {
 		done, err := w.check(context.Background(), lease.Now())
 		if err != nil {
-			log.Error("cannot guard VMs: trying again", "err", err)
+			log.Error("cannot check the VMs that need the lease; trying again in 1 s", "err", err)
 		}
 		if done {
 			return 0

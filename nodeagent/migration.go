@@ -37,7 +37,7 @@ func (m Migration) ports() (first, last uint16, err error) {
 	a, errA := strconv.ParseUint(from, 10, 16)
 	b, errB := strconv.ParseUint(to, 10, 16)
 	if !ok || errA != nil || errB != nil || a < 1024 || b < a {
-		return 0, 0, fmt.Errorf("%q is not first-last with first at least 1024", m.Ports)
+		return 0, 0, fmt.Errorf("%q is not a port range FIRST-LAST with FIRST at least 1024", m.Ports)
 	}
 	return uint16(a), uint16(b), nil
 }

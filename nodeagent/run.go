@@ -224,7 +224,7 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 		SecureUEFI: qemu.Firmware{Code: a.firmware.SecureUEFI.Code, Variables: a.firmware.SecureUEFI.Variables},
 	}
 	if err := a.qemu.RemoveFormats(ctx, a.homes); err != nil {
-		a.log.Warn("cannot remove what an interrupted creation of an encrypted volume left", "err", err)
+		a.log.Warn("cannot remove the files of an interrupted creation of an encrypted volume", "err", err)
 	}
 	return machine.New(machine.Options{
 		QEMU: a.qemu, Homes: a.homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),

@@ -105,7 +105,7 @@ func rebalanceTable(w io.Writer, a *operatorv1.RebalanceClusterResponse) error {
 		rows = append(rows, []string{m.GetVmName(), m.GetVmId(), m.GetFrom(), m.GetTo(), percent(m.GetBefore()), percent(m.GetAfter())})
 	}
 	if len(rows) > 0 {
-		if err := show.Rows(w, []string{"VM", "ID", "FROM", "TO", "FULLER HOST", "AFTERWARDS"}, rows); err != nil {
+		if err := show.Rows(w, []string{"VM", "ID", "FROM", "TO", "USE OF FULLER HOST", "AFTER THE MOVE"}, rows); err != nil {
 			return err
 		}
 		if _, err := fmt.Fprintln(w); err != nil {

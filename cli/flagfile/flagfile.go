@@ -101,7 +101,7 @@ func readMapping(r io.Reader) (*yaml.Node, error) {
 		return nil, err
 	}
 	if len(text) > MaxBytes {
-		return nil, fmt.Errorf("it is larger than %d bytes", MaxBytes)
+		return nil, fmt.Errorf("the file is larger than %d bytes", MaxBytes)
 	}
 	d := yaml.NewDecoder(strings.NewReader(string(text)))
 	var document, second yaml.Node
@@ -111,7 +111,7 @@ func readMapping(r io.Reader) (*yaml.Node, error) {
 		return nil, err
 	}
 	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
-		return nil, errors.New("it has more than one document")
+		return nil, errors.New("the file has more than one document")
 	}
 	top := document.Content[0]
 	if top.Kind != yaml.MappingNode {

@@ -21,7 +21,7 @@ type machineFlags struct {
 
 func (f *machineFlags) register(p *pflag.FlagSet) {
 	p.StringVar(&f.firmware, "firmware", "", "bios or uefi; the default is bios, and uefi with --secure-boot")
-	p.BoolVar(&f.secureBoot, "secure-boot", false, "start only boot loaders that are signed")
+	p.BoolVar(&f.secureBoot, "secure-boot", false, "boot only signed boot loaders")
 	p.BoolVar(&f.tpm, "tpm", false, "give the VM a TPM 2.0")
 	p.StringVar(&f.cdrom, "cdrom", "", "image in the CD-ROM drive, by name or ID; the VM boots from it if no disk boots")
 	p.StringVar(&f.osType, "os-type", "", "linux or windows: devices for which the guest has drivers; the default is linux")

@@ -85,11 +85,11 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		{"ID", vm.GetId()},
 		{"Tenant", vm.GetOrgId() + "/" + vm.GetProjectId()},
 		{"State", stateAndWhy(now, d)},
-		{"Seen by its host", state(status.GetActualState())},
+		{"State on host", state(status.GetActualState())},
 		{"Last error", status.GetLastError()},
 	}
 	if d.GetWaiting() != "" {
-		fields = append(fields, [2]string{"Waits because", d.GetWaiting()})
+		fields = append(fields, [2]string{"Waiting", d.GetWaiting()})
 	}
 	fields = append(fields, [2]string{"Node", host(vm.GetNodeId(), d.GetNodeName())})
 	if p := d.GetPlacement(); p != nil {
@@ -112,7 +112,7 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		fields = append(fields, [2]string{"At the next start", strings.ReplaceAll(pending, ",", ", ")})
 	}
 	if u := status.GetResourceUsage(); u != nil {
-		fields = append(fields, [2]string{"Uses", fmt.Sprintf("%.1f %% CPU, %s memory, disk %s read %s written, network %s in %s out",
+		fields = append(fields, [2]string{"Usage", fmt.Sprintf("%.1f %% CPU, %s memory, disk %s read %s written, network %s in %s out",
 			u.GetCpuPercent(), show.Bytes(u.GetMemoryUsedMib()<<20), show.Bytes(u.GetDiskReadBytes()), show.Bytes(u.GetDiskWriteBytes()),
 			show.Bytes(u.GetNetworkRxBytes()), show.Bytes(u.GetNetworkTxBytes()))})
 	}

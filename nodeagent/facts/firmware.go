@@ -41,7 +41,7 @@ func ReadMachines(machine, arch string, accel Kind) Machines {
 		SecureUEFI: findFirmware(descriptorDirs, machine, arch, true),
 	}
 	if accel == KVM && m.SecureUEFI.Problem == "" && !hasSMM() {
-		m.SecureUEFI = Firmware{Problem: "KVM has no system management mode"}
+		m.SecureUEFI = Firmware{Problem: "KVM on this host does not support system management mode (SMM)"}
 	}
 	swtpm, err := exec.LookPath("swtpm")
 	if err != nil {

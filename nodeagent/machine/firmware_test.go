@@ -160,7 +160,7 @@ func TestTPMAndCDROM(t *testing.T) {
 	require.NoError(t, syscall.Kill(record.TPM.PID, syscall.SIGKILL))
 	o := l.until(cloud.VMID(want.VmId), "running without a TPM", func(o cloud.Observation) bool { return o.LastError != "" })
 	require.Equal(t, cloud.ObservedRunning, o.Observed)
-	require.Equal(t, "the VM's TPM has ended: stop and start the VM", o.LastError)
+	require.Equal(t, "the process of the VM's TPM has ended: stop and start the VM to get the TPM back", o.LastError)
 
 	stopped := off(want, 0)
 	l.assign(stopped)

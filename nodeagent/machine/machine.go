@@ -337,7 +337,7 @@ func (v *VM) queryProcess(ctx context.Context) error {
 		v.guest, v.trouble = Paused, "the guest is stopped ("+status.State+")"
 	}
 	if v.guest == Running && v.process.TPMLost() {
-		v.trouble = "the VM's TPM has ended: stop and start the VM"
+		v.trouble = "the process of the VM's TPM has ended: stop and start the VM to get the TPM back"
 	}
 	if text := v.process.LastError(); v.guest == Paused && text != "" {
 		v.trouble, v.recoverable = brief(errors.New(text)), status.State == "io-error"

@@ -219,7 +219,7 @@ func cancelReason(want *agentv1.AssignedVm, o Observation, atSwitchover bool) st
 	case m.GetAttempt() != r.Outgoing || m.GetRole() != agentv1.MigrationRole_MIGRATION_ROLE_SOURCE:
 		return "the migration was replaced by another one"
 	case want.GetPower() != agentv1.Power_POWER_ON:
-		return "the VM is to be powered off"
+		return "the VM was requested to power off"
 	case t.Failure != "":
 		return t.Failure
 	case t.StalledFor >= stallTimeout && !atSwitchover:
@@ -285,7 +285,7 @@ func planReceive(want *agentv1.AssignedVm, o Observation) Plan {
 	case m.GetAttempt() <= r.Failed:
 		return Plan{Observed: cloud.ObservedBuilding, Migration: cloud.MigrationFailed}
 	case m.GetPhase() > agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER:
-		return Plan{Action: RecordFailure, Observed: cloud.ObservedBuilding, Reason: "the target has no QEMU of the attempt"}
+		return Plan{Action: RecordFailure, Observed: cloud.ObservedBuilding, Reason: "the target was not prepared when the switchover began"}
 	case o.Refused:
 		return Plan{Action: RecordFailure, Observed: cloud.ObservedBuildFailed, Reason: o.Error}
 	case !o.Record.Built:

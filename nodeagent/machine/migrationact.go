@@ -31,7 +31,7 @@ const (
 	progressInterval = time.Second
 )
 
-var errNoMigration = errors.New("this host does not take part in migrations")
+var errNoMigration = errors.New("this host has no migration settings")
 
 // transfer is the state of a migration that the agent keeps in memory only.
 type transfer struct {

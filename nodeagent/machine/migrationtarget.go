@@ -68,7 +68,7 @@ func (v *VM) incomingSpec(want *agentv1.AssignedVm) (qemu.Spec, error) {
 	own := v.set.spec(want)
 	switch {
 	case s.ID != own.ID || s.VCPUs != own.VCPUs || s.MemoryMiB != own.MemoryMiB || s.Cmdline != own.Cmdline || s.Seed != own.Seed:
-		return qemu.Spec{}, errors.New("the VM at the source differs from the assigned one")
+		return qemu.Spec{}, errors.New("the VM that runs at the source does not match the assigned VM")
 	case s.Accel != own.Accel:
 		return qemu.Spec{}, fmt.Errorf("the source runs the guest with %s, and this host with %s", s.Accel, own.Accel)
 	case len(s.Disks) != len(own.Disks) || len(s.NICs) != len(own.NICs):

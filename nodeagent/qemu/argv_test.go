@@ -77,7 +77,7 @@ func TestKeepSlots(t *testing.T) {
 	}
 	_, err = s.KeepSlots(Spec{})
 	require.ErrorIs(t, err, ErrInvalid)
-	require.ErrorContains(t, err, "takes 4 disks")
+	require.ErrorContains(t, err, "has room for only 4 disks")
 	s.Disks = []Disk{disk("x", "floppy", -1)}
 	s, err = s.KeepSlots(Spec{})
 	require.NoError(t, err)

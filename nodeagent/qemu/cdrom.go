@@ -18,7 +18,7 @@ func (s Spec) validateCDROM() error {
 	}
 	for _, d := range s.Disks {
 		if d.Bus == s.CDROM && d.Slot == cdromSlot[s.CDROM] {
-			return invalid("disk %s: with a CD-ROM drive, the bus %s takes %d disks", d.ID, d.Bus, cdromSlot[s.CDROM])
+			return invalid("disk %s: with a CD-ROM drive, the bus %s has room for only %d disks", d.ID, d.Bus, cdromSlot[s.CDROM])
 		}
 	}
 	return nil

@@ -62,7 +62,7 @@ func (l Layers) check(d Disk) error {
 		return nil
 	}
 	if l.Overlay == nil || (l.Base != nil) != (d.Base != "") {
-		return fmt.Errorf("the files of disk %s are not those of the spec", d.ID)
+		return fmt.Errorf("the files for disk %s do not match the spec", d.ID)
 	}
 	if err := checkOpenMode(l.Overlay, !d.ReadOnly); err != nil {
 		return fmt.Errorf("the overlay of disk %s %w", d.ID, err)
@@ -80,7 +80,7 @@ func (l Layers) check(d Disk) error {
 func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd || (f.Seed != nil) != s.Seed ||
 		(f.CDROM != nil) != (s.CDROM != "") {
-		return nil, errors.New("kernel, initrd, seed and CD-ROM are not those of the spec")
+		return nil, errors.New("the files for kernel, initrd, seed and CD-ROM do not match the spec")
 	}
 	var out []*os.File
 	for _, d := range s.Disks {

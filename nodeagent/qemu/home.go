@@ -90,7 +90,7 @@ func (h *Homes) open(name string) (*Home, error) {
 		return nil, fmt.Errorf("open VM directory: %w", err)
 	}
 	if home.uid, err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil || home.uid < 1000 {
-		return nil, fmt.Errorf("open VM directory: %s does not hold a uid", home.path("uid"))
+		return nil, fmt.Errorf("open VM directory: %s does not contain a valid uid", home.path("uid"))
 	}
 	return home, nil
 }

@@ -115,7 +115,7 @@ func TestHomesRefuse(t *testing.T) {
 	require.NotErrorIs(t, err, ErrNotStarted)
 	require.NoError(t, os.WriteFile(home.path("uid"), []byte("0\n"), 0o600))
 	_, err = h.Claim(uuid(1))
-	require.ErrorContains(t, err, "does not hold a uid")
+	require.ErrorContains(t, err, "does not contain a valid uid")
 	_, err = h.Claim(uuid(2))
 	require.Error(t, err, "no uid may be assigned while a damaged home may use it")
 }

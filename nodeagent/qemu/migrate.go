@@ -25,7 +25,7 @@ const migratingName = "migrating"
 
 func (h *Home) setMigrating() error {
 	if err := os.WriteFile(h.path(migratingName), nil, 0o600); err != nil {
-		return fmt.Errorf("stop guest for a migration: %w", err)
+		return fmt.Errorf("record that a migration stops the guest: %w", err)
 	}
 	return nil
 }

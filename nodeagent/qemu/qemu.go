@@ -204,7 +204,7 @@ func (s Spec) Validate() error {
 	case s.SecureBoot && s.Kernel:
 		return invalid("with secure boot the firmware loads the kernel, not the host")
 	case s.DiskPorts < 0 || s.DiskPorts > maxDisks+sparePorts || s.NICPorts < 0 || s.NICPorts > MaxNICs:
-		return invalid("%d and %d root ports are not possible", s.DiskPorts, s.NICPorts)
+		return invalid("%d disk ports or %d NIC ports are too many", s.DiskPorts, s.NICPorts)
 	case len(s.Disks) > maxDisks:
 		return invalid("%d disks are more than %d", len(s.Disks), maxDisks)
 	}
@@ -275,7 +275,7 @@ func (s Spec) KeepSlots(before Spec) (Spec, error) {
 			}
 		}
 		if max := slots[d.Bus]; max > 0 && d.Slot >= max {
-			return Spec{}, invalid("disk %s: the bus %s takes %d disks", d.ID, d.Bus, max)
+			return Spec{}, invalid("disk %s: the bus %s has room for only %d disks", d.ID, d.Bus, max)
 		}
 		taken[d.node()] = true
 	}

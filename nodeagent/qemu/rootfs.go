@@ -37,7 +37,7 @@ func findRootFS(path string) (rootFS, error) {
 		return rootFS{}, err
 	}
 	if !strings.HasPrefix(r.Program, "/usr/") || !strings.HasPrefix(path, "/usr/") {
-		return rootFS{}, fmt.Errorf("the program must be installed under /usr, not at %s", r.Program)
+		return rootFS{}, fmt.Errorf("%s must be installed under /usr", r.Program)
 	}
 	for _, dir := range codeDirs {
 		st, err := os.Lstat(dir)

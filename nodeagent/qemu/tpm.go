@@ -57,7 +57,7 @@ func (h *Home) tpmUID() (int, error) {
 	}
 	uid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || uid < 1000 {
-		return 0, fmt.Errorf("%s does not hold a uid", h.tpmDir("uid"))
+		return 0, fmt.Errorf("%s does not contain a valid uid", h.tpmDir("uid"))
 	}
 	return uid, nil
 }

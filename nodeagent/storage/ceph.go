@@ -94,7 +94,7 @@ func (c *ceph) sweep(ctx context.Context, volumes []*agentv1.AssignedVolume) {
 		err = p.SweepDeletions(bounded, keepDeletions)
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			c.log.Warn("cannot remove what is left of deleted volumes of a Ceph pool", "pool", at.GetPool(), "err", err)
+			c.log.Warn("cannot remove the remains of deleted volumes from a Ceph pool", "pool", at.GetPool(), "err", err)
 		}
 	}
 }

@@ -306,7 +306,7 @@ func (s *Storage) sweep(ctx context.Context) {
 	s.ceph.sweep(ctx, s.assigned())
 	for _, p := range s.Pools() {
 		if err := p.ForgetDeletions(ctx, keepDeletions); err != nil && ctx.Err() == nil {
-			s.o.Log.Warn("cannot forget the deleted volumes of a storage pool", "err", err)
+			s.o.Log.Warn("cannot remove old records of deleted volumes from a storage pool", "err", err)
 		}
 	}
 }

@@ -76,7 +76,7 @@ func run(ctx context.Context) error {
 	}
 	defer lock.Close()
 	if err := filelock.Lock(lock, time.Second); err != nil {
-		return fmt.Errorf("another tunnel runs: %w", err)
+		return fmt.Errorf("another tunnel process of this VM is running: %w", err)
 	}
 	if err := lock.Truncate(0); err != nil {
 		return err
@@ -276,5 +276,5 @@ func (p *process) connectQEMU(ctx context.Context, line string) (duplex, error) 
 		}
 		return dialUnix(ctx, p.Dir, DiskSocket)
 	}
-	return nil, errors.New("this host does not wait for this stream: the attempt has ended")
+	return nil, errors.New("this host expects no such stream: the migration attempt may have ended")
 }

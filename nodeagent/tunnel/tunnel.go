@@ -164,7 +164,7 @@ func start(ctx context.Context, command []string, c Config, memory, pidfd *os.Fi
 	var s State
 	if err = errors.Join(err, readErr); err == nil {
 		if err = json.Unmarshal(answer, &s); err != nil {
-			err = fmt.Errorf("the process reports: %q", strings.TrimSpace(string(answer)))
+			err = fmt.Errorf("the tunnel process failed: %q", strings.TrimSpace(string(answer)))
 		}
 	}
 	if err != nil {

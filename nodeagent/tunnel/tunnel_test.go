@@ -137,7 +137,7 @@ func TestStreams(t *testing.T) {
 	_, err := Dial(t.Context(), h.source.Dir, "root")
 	require.ErrorContains(t, err, "opened before")
 	_, err = Dial(t.Context(), h.source.Dir, "other")
-	require.ErrorContains(t, err, "does not wait for this stream")
+	require.ErrorContains(t, err, "expects no such stream")
 }
 
 // TestAuthentication checks that the target accepts only the assigned peer, of the same cluster, for the same attempt,

@@ -63,7 +63,7 @@ func (p *Pool) ForgetDeletions(ctx context.Context, keep time.Duration) error {
 		return nil
 	}
 	if err := p.forgetDeletions(ctx, keep); err != nil {
-		return fmt.Errorf("forget deleted volumes of storage pool %s: %w", p.o.Name, err)
+		return fmt.Errorf("remove old records of deleted volumes of storage pool %s: %w", p.o.Name, err)
 	}
 	return nil
 }

@@ -145,7 +145,7 @@ func (p *RBDPool) claim(ctx context.Context, id string, r record) ([]byte, error
 func (p *RBDPool) SweepDeletions(ctx context.Context, keep time.Duration) error {
 	all, err := p.o.Client.ListImages(ctx, &rbdv1.ListImagesRequest{Pool: p.o.Pool})
 	if err != nil {
-		return fmt.Errorf("forget deleted volumes: %w", rbdError(err))
+		return fmt.Errorf("remove old records of deleted volumes: %w", rbdError(err))
 	}
 	images := map[string]bool{}
 	for _, name := range all.GetImages() {

@@ -29,7 +29,7 @@ func Open(path string, timeout time.Duration) (*Device, error) {
 	info, err := unix.IoctlGetWatchdogInfo(int(f.Fd()))
 	if err != nil { // Nothing is written to what is not a watchdog.
 		_ = f.Close()
-		return nil, fmt.Errorf("set up watchdog %s: it is not a watchdog: %w", path, err)
+		return nil, fmt.Errorf("set up watchdog %s: the device is not a watchdog: %w", path, err)
 	}
 	if err := d.setTimeout(info, timeout); err != nil {
 		_ = d.Disarm()
@@ -41,7 +41,7 @@ func Open(path string, timeout time.Duration) (*Device, error) {
 func (d *Device) setTimeout(info *unix.WatchdogInfo, timeout time.Duration) error {
 	fd := int(d.f.Fd())
 	if info.Options&unix.WDIOF_MAGICCLOSE == 0 {
-		return fmt.Errorf("it cannot be disarmed")
+		return fmt.Errorf("the driver does not support disarming (magic close)")
 	}
 	seconds := int(timeout / time.Second)
 	if err := unix.IoctlSetPointerInt(fd, unix.WDIOC_SETTIMEOUT, seconds); err != nil {
@@ -52,7 +52,7 @@ func (d *Device) setTimeout(info *unix.WatchdogInfo, timeout time.Duration) erro
 		return err
 	}
 	if got != seconds {
-		return fmt.Errorf("it has a timeout of %d s instead of %d s", got, seconds)
+		return fmt.Errorf("the driver set a timeout of %d s instead of %d s", got, seconds)
 	}
 	return unix.IoctlWatchdogKeepalive(fd)
 }

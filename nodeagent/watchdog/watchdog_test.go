@@ -73,6 +73,6 @@ func TestOpenRefuses(t *testing.T) {
 	_, err := Open(filepath.Join(t.TempDir(), "none"), time.Second)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = Open("/dev/null", time.Second)
-	require.ErrorContains(t, err, "it is not a watchdog")
+	require.ErrorContains(t, err, "is not a watchdog")
 	require.True(t, strings.Contains(err.Error(), "/dev/null"))
 }

@@ -169,13 +169,13 @@ func (vm *VM) NotMigratable() string {
 	}
 	switch {
 	case vm.Metadata[CDROMKey] != "":
-		return "has a CD-ROM, which cannot be migrated"
+		return "has a CD-ROM drive: remove the metadata trivet/cdrom while the VM is stopped"
 	case vm.Metadata[RescueKey] != "":
 		return "is booted from a rescue image"
 	case vm.Desired.Reboots > vm.Status.RebootsDone || vm.Desired.Resets > vm.Status.ResetsDone:
 		return "is being rebooted"
 	case vm.Resize != nil: // the process at the target must have the size of the present one
-		return "has a resize that takes effect at its next start: reboot it, or take the resize back"
+		return "has a resize that takes effect at its next start: reboot it, or resize it to its present size"
 	}
 	return ""
 }

@@ -246,7 +246,7 @@ func (d *Disk) Check(at string) error {
 		return err
 	}
 	if d.ID == RescueDisk {
-		return fault.Invalid(at+"id", "is reserved for the disk of a rescue")
+		return fault.Invalid(at+"id", "is reserved for the rescue disk")
 	}
 	sources := 0
 	for _, given := range []bool{d.Image != "", d.Volume != "", d.Blank} {

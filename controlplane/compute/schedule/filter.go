@@ -23,7 +23,7 @@ var filters = []filter{
 		func(h *host, q *query) Refusal {
 			return Refusal{Reason: "is " + h.node.State(q.Now, h.lastSeen).String()}
 		}},
-	{func(h *host, _ *query) bool { return !h.class.kvm }, fixed("does not run KVM")},
+	{func(h *host, _ *query) bool { return !h.class.kvm }, fixed("does not report the hypervisor KVM")},
 	{func(h *host, q *query) bool { return h.class.otherArchitecture(q.Request) }, fixed("is of another architecture")},
 	{func(h *host, q *query) bool { return h.class.lacksModel(q.Request) },
 		func(_ *host, q *query) Refusal {

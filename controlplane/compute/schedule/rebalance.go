@@ -127,7 +127,7 @@ func (b *balancer) next() (Move, bool) {
 func (b *balancer) try(vm *SnapshotVM, from cloud.NodeID) Move {
 	b.take(vm, from)
 	defer b.add(vm, from)
-	r := b.request(vm, map[cloud.NodeID]string{from: "has the VM"})
+	r := b.request(vm, map[cloud.NodeID]string{from: "is the VM's present host"})
 	chosen := b.index.Place(r)
 	if chosen.Node == "" {
 		return Move{}

@@ -11,9 +11,9 @@ import (
 )
 
 var (
-	capacityDesc    = prometheus.NewDesc("trivet_hosts_capacity", "What the hosts have, by resource.", []string{"resource"}, nil)
-	allocatableDesc = prometheus.NewDesc("trivet_hosts_allocatable", "What the hosts offer to VMs, by resource.", []string{"resource"}, nil)
-	allocatedDesc   = prometheus.NewDesc("trivet_hosts_allocated", "What is allocated to VMs, by resource.", []string{"resource"}, nil)
+	capacityDesc    = prometheus.NewDesc("trivet_hosts_capacity", "Capacity of all hosts, by resource.", []string{"resource"}, nil)
+	allocatableDesc = prometheus.NewDesc("trivet_hosts_allocatable", "Allocatable capacity of all hosts, by resource.", []string{"resource"}, nil)
+	allocatedDesc   = prometheus.NewDesc("trivet_hosts_allocated", "Allocated capacity of all hosts, by resource.", []string{"resource"}, nil)
 	losableDesc     = prometheus.NewDesc("trivet_any_host_can_be_lost",
 		"1 if for each single host the other hosts have room for the VMs that are started elsewhere when it is lost, otherwise 0.", nil, nil)
 	unlosableDesc = prometheus.NewDesc("trivet_hosts_that_cannot_be_lost",

@@ -73,7 +73,7 @@ func TestMachineRefused(t *testing.T) {
 		"the firmware must load the kernel":                          {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Boot.Kernel = iso }, secure}},
 		"h1 does not serve tpm: swtpm is not installed":              {fault.ResourceExhausted, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Security.TPM = true }}},
 		"h1 does not serve rescue: its agent is too old":             {fault.ResourceExhausted, []func(*CreateRequest){with(cloud.RescueKey, string(iso))}},
-		"is reserved for the disk of a rescue":                       {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Disks[0].ID = cloud.RescueDisk }}},
+		"is reserved for the rescue disk":                            {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Disks[0].ID = cloud.RescueDisk }}},
 		"at most 5 on the sata bus of a VM with a CD-ROM drive, got 6": {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) {
 			q.Metadata = map[string]string{cloud.CDROMKey: string(iso), cloud.OSTypeKey: "windows"}
 			for _, id := range []string{"b", "c", "d", "e", "f"} {

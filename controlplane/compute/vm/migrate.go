@@ -86,7 +86,7 @@ func migrated(began, now *cloud.VM) (bool, error) {
 	case now.Migration != nil && now.Migration.Attempt == attempt:
 		return false, nil
 	case last == nil || last.Attempt != attempt:
-		return false, fault.New(fault.FailedPrecondition, "VM %s has been migrated again meanwhile", now.Name).WithReason(ReasonNotMigrated)
+		return false, fault.New(fault.FailedPrecondition, "VM %s has been migrated again meanwhile: the result of this migration is not known, see GetMigration", now.Name).WithReason(ReasonNotMigrated)
 	case last.Moved:
 		return true, nil
 	}
@@ -133,7 +133,7 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
 		why = hostCPUReason
 	case s.opts.Nodes.Unresponsive(vm.Node):
-		why = "is on a host that does not answer"
+		why = "is on a host that does not answer: wait, or fence the host"
 	}
 	if why != "" {
 		return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated: it %s", vm.Name, why).WithReason(ReasonNotMigratable)

@@ -42,7 +42,7 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 		why, err := s.hostShortage(tx, vm, volumes, n)
 		if err != nil {
 			failed = err
-			return "cannot be examined"
+			return "could not be checked"
 		}
 		if why == "" && further != nil {
 			why = further(n)
@@ -117,7 +117,7 @@ func (s *Service) hostShortage(tx *store.Tx, vm *cloud.VM, volumes *volume.Place
 		// A host that this VM left has not destroyed it yet. It has the VM's record and directory.
 		left, err := node.PlacedVMs.Has(tx, string(n.ID), string(vm.ID))
 		if err != nil || left {
-			return "has not removed the VM yet", err
+			return "still has files of the VM from an earlier placement: retry later", err
 		}
 	}
 	return "", nil

@@ -33,7 +33,7 @@ func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if out.TimedOut {
-		return nil, fault.New(fault.DeadlineExceeded, "still stopping: repeat the call").MayRetry()
+		return nil, fault.New(fault.DeadlineExceeded, "still stopping: the stop goes on; repeat the call to wait for it").MayRetry()
 	}
 	replayed(w, out.Replayed)
 	return map[string]any{"id": id, "action": "stopped"}, nil

@@ -112,7 +112,7 @@ func (s *Service) watchList(ctx context.Context, keep matcher, send func(ListCha
 // expiredHistory returns OutOfRange for the error of a page whose revision is no longer kept, and err otherwise.
 func expiredHistory(err error) error {
 	if f, ok := fault.From(err); ok && f.Reason == "PAGE_TOKEN_EXPIRED" {
-		return fault.New(fault.OutOfRange, "the list was read too slowly: watch again").WithReason("HISTORY_EXPIRED").Because(err)
+		return fault.New(fault.OutOfRange, "the list was read too slowly: open the stream again").WithReason("HISTORY_EXPIRED").Because(err)
 	}
 	return err
 }

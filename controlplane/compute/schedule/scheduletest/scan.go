@@ -60,7 +60,7 @@ func exclude(h *Host, r *schedule.Request) string {
 		return "is " + s.String()
 	}
 	if !slices.Contains(n.Hypervisors, cloud.KVM) {
-		return "does not run KVM"
+		return "does not report the hypervisor KVM"
 	}
 	if r.Architecture != cloud.ArchUnspecified && r.Architecture != n.Architecture {
 		return "is of another architecture"
