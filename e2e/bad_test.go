@@ -194,7 +194,7 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 			r.Spec.Security = &vmv1.SecuritySpec{SecureBoot: true}
 		}), codes.InvalidArgument, "secure boot needs uefi"},
 		{"a path as CD-ROM", create(func(r *vmv1.CreateVmRequest) { r.Metadata = map[string]string{"trivet/cdrom": "/etc/shadow"} }), codes.InvalidArgument, "ID of an image"},
-		{"huge pages", create(func(r *vmv1.CreateVmRequest) { r.Spec.Memory = &vmv1.MemorySpec{SizeMib: 512, Hugepages: true} }), codes.FailedPrecondition, "not served yet"},
+		{"huge pages", create(func(r *vmv1.CreateVmRequest) { r.Spec.Memory = &vmv1.MemorySpec{SizeMib: 512, Hugepages: true} }), codes.ResourceExhausted, "does not serve hugepages"},
 		{"65 labels", create(func(r *vmv1.CreateVmRequest) {
 			r.Labels = map[string]string{}
 			for i := range 65 {

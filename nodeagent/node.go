@@ -30,9 +30,11 @@ type node struct {
 
 // describe returns the node of a host with these settings, properties and accelerator.
 func describe(c Config, host facts.Host, accel facts.Accelerator) *node {
+	reserve := facts.Resources(c.Reserve)
+	reserve.MemoryMiB += host.HugepagesMiB
 	n := &node{
 		host: host, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
-		allocatable: facts.Allocatable(host.Capacity, facts.Resources(c.Reserve), facts.Overcommit(c.Overcommit)),
+		allocatable: facts.Allocatable(host.Capacity, reserve, facts.Overcommit(c.Overcommit)),
 		pools:       func() []*agentv1.StoragePool { return nil },
 	}
 	if n.labels == nil {
@@ -54,18 +56,23 @@ func (n *node) facts() *agentv1.NodeFacts {
 		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
 		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
 		LiveMigration: true, Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem, RbdEncryption: n.rbdProblem == "",
-		MachineFeatures: machineFeatures(n.machines),
+		MachineFeatures: machineFeatures(n.machines, n.host.HugepagesMiB), HugepagesMib: n.host.HugepagesMiB,
 	}
 }
 
 // machineFeatures returns the features of virtual machines that this agent knows. A feature that the host cannot serve
 // has a Problem.
-func machineFeatures(m facts.Machines) []*agentv1.MachineFeature {
+func machineFeatures(m facts.Machines, hugepagesMiB uint64) []*agentv1.MachineFeature {
+	noHugepages := ""
+	if hugepagesMiB == 0 {
+		noHugepages = "the host has reserved no huge pages of 2 MiB (vm.nr_hugepages)"
+	}
 	return []*agentv1.MachineFeature{
 		{Name: cloud.FeatureUEFI, Problem: m.UEFI.Problem},
 		{Name: cloud.FeatureSecureBoot, Problem: m.SecureUEFI.Problem},
 		{Name: cloud.FeatureTPM, Problem: m.TPMProblem},
 		{Name: cloud.FeatureCDROM}, {Name: cloud.FeatureRescue}, {Name: cloud.FeatureOSType},
+		{Name: cloud.FeatureHugepages, Problem: noHugepages},
 	}
 }
 

@@ -37,13 +37,21 @@ if all their disks are volumes that several hosts can use.`,
 }
 
 func capacityTable(w io.Writer, a *operatorv1.GetCapacityResponse) error {
-	rows := [][]string{}
+	rows, header := [][]string{}, []string{"HOST", "STATE", "VCPUS ALLOCATED", "MEMORY ALLOCATED"}
+	huge := a.GetCapacity().GetHugepagesMib() > 0
+	if huge {
+		header = append(header, "HUGE PAGES ALLOCATED")
+	}
+	header = append(header, "STORAGE ALLOCATED", "IF LOST")
 	row := func(name, state string, capacity, allocatable, allocated *operatorv1.Resources, loss string) {
 		of := func(unit string, of func(*operatorv1.Resources) uint64) string {
 			return fmt.Sprintf("%d of %d%s (%d)", of(allocated), of(allocatable), unit, of(capacity))
 		}
-		rows = append(rows, []string{name, state, of("", (*operatorv1.Resources).GetVcpus), of(" MiB", (*operatorv1.Resources).GetMemoryMib),
-			of(" GiB", (*operatorv1.Resources).GetStorageGib), loss})
+		cells := []string{name, state, of("", (*operatorv1.Resources).GetVcpus), of(" MiB", (*operatorv1.Resources).GetMemoryMib)}
+		if huge {
+			cells = append(cells, of(" MiB", (*operatorv1.Resources).GetHugepagesMib))
+		}
+		rows = append(rows, append(cells, of(" GiB", (*operatorv1.Resources).GetStorageGib), loss))
 	}
 	first := ""
 	for _, h := range a.GetHosts() {
@@ -61,7 +69,7 @@ func capacityTable(w io.Writer, a *operatorv1.GetCapacityResponse) error {
 		row(h.GetName(), h.GetState(), h.GetCapacity(), h.GetAllocatable(), h.GetAllocated(), loss)
 	}
 	row("all hosts", "", a.GetCapacity(), a.GetAllocatable(), a.GetAllocated(), "")
-	if err := show.Rows(w, []string{"HOST", "STATE", "VCPUS ALLOCATED", "MEMORY ALLOCATED", "STORAGE ALLOCATED", "IF LOST"}, rows); err != nil {
+	if err := show.Rows(w, header, rows); err != nil {
 		return err
 	}
 	if first == "" {

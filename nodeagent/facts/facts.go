@@ -18,8 +18,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/bits"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -38,7 +40,10 @@ type Host struct {
 	Capacity Resources // total, including used resources
 	Arch     string    // as uname prints it, such as x86_64
 	BootID   string    // changes with each boot of the kernel
-	QEMU     QEMU
+	// HugepagesMiB is the memory that the kernel has reserved as huge pages of 2 MiB, in MiB. It is part of
+	// Capacity.MemoryMiB.
+	HugepagesMiB uint64
+	QEMU         QEMU
 }
 
 // Options configures Read.
@@ -72,6 +77,9 @@ func Read(ctx context.Context, o Options) (Host, error) {
 		return Host{}, fmt.Errorf("read boot id: %w", err)
 	}
 	h.BootID = strings.TrimSpace(string(id))
+	if h.HugepagesMiB, err = hugepagesMiB("/sys/kernel/mm/hugepages"); err != nil {
+		return Host{}, err
+	}
 	h.QEMU, err = queryQEMU(ctx, o.QEMU, o.Accel)
 	return h, err
 }
@@ -85,11 +93,11 @@ func capacity(dir string) (Resources, error) {
 	if err != nil {
 		return Resources{}, fmt.Errorf("read memory size: %w", err)
 	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
+	var system unix.Statfs_t
+	if err := unix.Statfs(dir, &system); err != nil {
 		return Resources{}, fmt.Errorf("read size of the file system of %s: %w", dir, err)
 	}
-	r := Resources{StorageGiB: storageGiB(fs.Blocks, fs.Bfree, fs.Bavail, uint64(fs.Frsize))}
+	r := Resources{StorageGiB: storageGiB(system.Blocks, system.Bfree, system.Bavail, uint64(system.Frsize))}
 	if r.VCPUs, err = countCPUs(string(online)); err != nil {
 		return Resources{}, err
 	}
@@ -130,6 +138,23 @@ func memoryMiB(meminfo string) (uint64, error) {
 		return kib / 1024, nil
 	}
 	return 0, errors.New("read memory size: no MemTotal")
+}
+
+// hugepagesMiB returns the size of all huge pages of 2 MiB that the kernel has reserved, in MiB. The parameter dir is the
+// kernel's directory of huge pages. A kernel without huge pages of this size has none.
+func hugepagesMiB(dir string) (uint64, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "hugepages-2048kB", "nr_hugepages"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("count huge pages: %w", err)
+	}
+	pages, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 40)
+	if err != nil {
+		return 0, fmt.Errorf("count huge pages: %w", err)
+	}
+	return 2 * pages, nil
 }
 
 // storageGiB returns the space of a file system that users other than root can use, in GiB, rounded down. As in

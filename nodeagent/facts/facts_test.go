@@ -79,6 +79,20 @@ func TestMemoryMiB(t *testing.T) {
 	}
 }
 
+func TestHugepagesMiB(t *testing.T) {
+	dir := t.TempDir()
+	n, err := hugepagesMiB(dir)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "hugepages-2048kB"), 0o700))
+	for text, want := range map[string]uint64{"0\n": 0, "512\n": 1024, "": 0, "-1": 0, "1099511627776": 0} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "hugepages-2048kB", "nr_hugepages"), []byte(text), 0o600))
+		n, err := hugepagesMiB(dir)
+		require.Equal(t, want, n, "%q", text)
+		require.Equal(t, !strings.HasSuffix(text, "\n"), err != nil, "%q", text)
+	}
+}
+
 func TestStorageGiB(t *testing.T) {
 	const gib4k = 1 << 18 // blocks of 4 KiB in a GiB
 	for name, tc := range map[string]struct{ blocks, free, avail, size, want uint64 }{

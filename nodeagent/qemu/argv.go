@@ -73,6 +73,10 @@ func Argv(program string, s Spec) ([]string, error) {
 	a.add("-cpu", s.cpu())
 	a.add("-smp", s.smp())
 	a.add("-m", fmt.Sprintf("size=%dM", s.MemoryMiB))
+	if s.Hugepages {
+		a.json("-object", object{"qom-type": "memory-backend-memfd", "id": memoryBackend, "size": s.MemoryMiB << 20,
+			"hugetlb": true, "hugetlbsize": hugepageMiB << 20, "prealloc": true})
+	}
 	a.add("-uuid", s.ID)
 	a.add("-smbios", "type=1,manufacturer=Trivet,product=Virtual Machine,uuid="+s.ID)
 	a.add("-rtc", s.rtc())
@@ -129,8 +133,15 @@ func (s Spec) machine() string {
 	if s.Windows {
 		m += ",hpet=off"
 	}
+	if s.Hugepages {
+		m += ",memory-backend=" + memoryBackend
+	}
 	return m + s.machineFlash()
 }
+
+// memoryBackend is the ID of the object for a guest's memory that consists of huge pages. The object takes all pages when
+// QEMU starts (prealloc), so that a guest never ends because the host has no page left.
+const memoryBackend = "memory"
 
 // hyperV contains the options of -cpu for the interfaces of Hyper-V that QEMU offers to Windows with KVM. The host
 // needs no Hyper-V.
@@ -238,7 +249,8 @@ func (a *args) platform(s Spec) {
 	a.json("-object", object{"qom-type": "rng-builtin", "id": "rng-source"})
 	a.json("-device", object{"driver": "virtio-rng-pci", "id": "rng", "rng": "rng-source", "bus": "pcie.0", "addr": onRoot(addrRNG)})
 	a.json("-device", object{"driver": "virtio-balloon-pci", "id": "balloon", "bus": "pcie.0", "addr": onRoot(addrBalloon),
-		"free-page-reporting": true})
+		// A huge page that is given back could be taken by another process. The guest would end when it uses the page again.
+		"free-page-reporting": !s.Hugepages})
 	a.json("-device", object{"driver": "pvpanic", "id": "panic"})
 	generation := s.GenerationID
 	if generation == "" {

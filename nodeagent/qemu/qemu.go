@@ -119,7 +119,8 @@ type Spec struct {
 	Sockets      int    `json:"sockets"` // 0 means VCPUs / Cores, or 1 if Cores is 0 too
 	Cores        int    `json:"cores"`   // per socket; 0 means VCPUs / sockets
 	MemoryMiB    uint64 `json:"memory_mib"`
-	Disks        []Disk `json:"disks"` // in boot order; at most 16
+	Hugepages    bool   `json:"hugepages,omitempty"` // the memory consists of huge pages of 2 MiB
+	Disks        []Disk `json:"disks"`               // in boot order; at most 16
 	Kernel       bool   `json:"kernel"`
 	Initrd       bool   `json:"initrd"`                // only with Kernel
 	Cmdline      string `json:"cmdline"`               // only with Kernel; at most 2 KiB of printable ASCII
@@ -154,6 +155,7 @@ const (
 	maxTCGVCPUs  = 255
 	minMemoryMiB = 64
 	maxMemoryMiB = 12 << 20
+	hugepageMiB  = 2
 	maxDisks     = 16
 	maxCmdline   = 2 << 10
 	maxSerial    = 20 // bytes of a serial number that virtio-blk, IDE and SCSI show
@@ -193,6 +195,8 @@ func (s Spec) Validate() error {
 		return invalid("%d sockets of %d cores are not possible", s.Sockets, s.Cores)
 	case s.MemoryMiB < minMemoryMiB || s.MemoryMiB > maxMemoryMiB:
 		return invalid("%d MiB of memory are not within %d to %d", s.MemoryMiB, minMemoryMiB, maxMemoryMiB)
+	case s.Hugepages && s.MemoryMiB%hugepageMiB != 0:
+		return invalid("%d MiB of memory are not a multiple of %d, the size of a huge page", s.MemoryMiB, hugepageMiB)
 	case !s.Kernel && (s.Initrd || s.Cmdline != ""):
 		return invalid("an initrd or a command line needs a kernel")
 	case len(s.Cmdline) > maxCmdline:

@@ -43,9 +43,11 @@ var (
 // are lengths in bytes. DefaultStop is in milliseconds and DefaultMemory in MiB. The other names contain the unit or
 // what is counted.
 const (
-	MaxVCPUs          = 288
-	MinMemoryMiB      = 64
-	MaxMemoryMiB      = 12 << 20
+	MaxVCPUs     = 288
+	MinMemoryMiB = 64
+	MaxMemoryMiB = 12 << 20
+	// HugepageMiB is the size of a huge page.
+	HugepageMiB       = 2
 	MaxDisks          = 16
 	MaxDiskGiB        = 64 << 10
 	MaxNICs           = 8

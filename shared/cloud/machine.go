@@ -37,6 +37,7 @@ const (
 	FeatureCDROM      = "cdrom"
 	FeatureRescue     = "rescue"
 	FeatureOSType     = "os-type"
+	FeatureHugepages  = "hugepages"
 )
 
 // RescueDisk is the ID of the rescue disk. No other disk can have it.
@@ -122,12 +123,19 @@ func (vm *VM) Features() (all []string) {
 		{FeatureCDROM, vm.Metadata[CDROMKey] != ""},
 		{FeatureRescue, vm.Metadata[RescueKey] != ""},
 		{FeatureOSType, vm.Windows() || vm.LocalClock()},
+		{FeatureHugepages, vm.hugepages()},
 	} {
 		if f.needed {
 			all = append(all, f.name)
 		}
 	}
 	return all
+}
+
+// hugepages reports whether the present process of the VM, or its next one, needs huge pages.
+func (vm *VM) hugepages() bool {
+	now, next := vm.Spec.Memory, vm.NextSpec().Memory
+	return now != nil && now.Hugepages || next != nil && next.Hugepages
 }
 
 // StateOnHost returns a text that names the state of the VM, other than its disks, that is stored only on its host.

@@ -103,7 +103,7 @@ const (
 func (vm *VM) MigrationTimeout(seconds uint32) Time {
 	if seconds == 0 {
 		need := vm.Spec.Need()
-		seconds = uint32(max(minMigrationSeconds, defaultMigrationSeconds*(need.MemoryMiB/1024+need.StorageGiB)))
+		seconds = uint32(max(minMigrationSeconds, defaultMigrationSeconds*(need.AllMemoryMiB()/1024+need.StorageGiB)))
 	}
 	return Time(min(seconds, MaxMigrationSeconds)) * 1000
 }

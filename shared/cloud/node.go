@@ -30,28 +30,46 @@ func (s NodeState) String() string {
 // allocated to VMs.
 type Capacity struct {
 	VCPUs      uint32
-	MemoryMiB  uint64
+	MemoryMiB  uint64 // without HugepagesMiB
 	StorageGiB uint64
+	// HugepagesMiB is memory in huge pages of 2 MiB. A host reserves them at its boot, and they cannot be used as other
+	// memory.
+	HugepagesMiB uint64 `cbor:",omitempty"`
 }
 
 // Plus returns c + d, field by field.
 func (c Capacity) Plus(d Capacity) Capacity {
-	return Capacity{c.VCPUs + d.VCPUs, c.MemoryMiB + d.MemoryMiB, c.StorageGiB + d.StorageGiB}
+	return Capacity{c.VCPUs + d.VCPUs, c.MemoryMiB + d.MemoryMiB, c.StorageGiB + d.StorageGiB, c.HugepagesMiB + d.HugepagesMiB}
 }
 
 // Minus returns c − d, field by field, with 0 in place of negative results.
 func (c Capacity) Minus(d Capacity) Capacity {
-	return Capacity{c.VCPUs - min(c.VCPUs, d.VCPUs), c.MemoryMiB - min(c.MemoryMiB, d.MemoryMiB), c.StorageGiB - min(c.StorageGiB, d.StorageGiB)}
+	return Capacity{
+		c.VCPUs - min(c.VCPUs, d.VCPUs), c.MemoryMiB - min(c.MemoryMiB, d.MemoryMiB), c.StorageGiB - min(c.StorageGiB, d.StorageGiB),
+		c.HugepagesMiB - min(c.HugepagesMiB, d.HugepagesMiB),
+	}
+}
+
+// AllMemoryMiB returns the memory in pages of every size.
+func (c Capacity) AllMemoryMiB() uint64 { return c.MemoryMiB + c.HugepagesMiB }
+
+// Free returns the resources of the host that are not allocated.
+func (n *Node) Free() Capacity {
+	all := n.Allocatable
+	all.HugepagesMiB = n.HugepagesMiB
+	return all.Minus(n.Allocated)
 }
 
 // Node is the record of a hypervisor host. The time of its last heartbeat is only in the leader's memory.
 type Node struct {
-	ID           NodeID
-	Name         string
-	Cordoned     bool
-	Capacity     Capacity
-	Allocatable  Capacity
-	Allocated    Capacity
+	ID          NodeID
+	Name        string
+	Cordoned    bool
+	Capacity    Capacity
+	Allocatable Capacity // without HugepagesMiB, because heartbeats do not contain it
+	Allocated   Capacity
+	// HugepagesMiB is the memory that the host has reserved as huge pages of 2 MiB.
+	HugepagesMiB uint64 `cbor:",omitempty"`
 	Hypervisors  []Hypervisor
 	Labels       map[string]string
 	AgentVersion string

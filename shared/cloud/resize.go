@@ -32,7 +32,8 @@ type Resize struct {
 func (vm *VM) Reserved() Capacity {
 	need := vm.Spec.Need()
 	if vm.Resize != nil {
-		need.VCPUs, need.MemoryMiB = vm.Resize.Reserved.VCPUs, vm.Resize.Reserved.MemoryMiB
+		r := vm.Resize.Reserved
+		need.VCPUs, need.MemoryMiB, need.HugepagesMiB = r.VCPUs, r.MemoryMiB, r.HugepagesMiB
 	}
 	return need
 }
@@ -64,6 +65,7 @@ func (vm *VM) ResizeAtNextStart(spec *Spec) error {
 	vm.Generation++
 	vm.Resize = &Resize{CPU: *spec.CPU, Memory: *spec.Memory, Generation: vm.Generation, Reserved: Capacity{
 		VCPUs: max(reserved.VCPUs, need.VCPUs), MemoryMiB: max(reserved.MemoryMiB, need.MemoryMiB),
+		HugepagesMiB: max(reserved.HugepagesMiB, need.HugepagesMiB),
 	}}
 	return nil
 }
@@ -115,6 +117,7 @@ func (vm *VM) PendingResize() string {
 		}
 		add("cpu_model", from.Model, to.Model)
 		add("memory_mib", number(vm.Spec.Memory.SizeMiB), number(next.Memory.SizeMiB))
+		add("hugepages", strconv.FormatBool(vm.Spec.Memory.Hugepages), strconv.FormatBool(next.Memory.Hugepages))
 	}
 	return strings.Join(pairs, ",")
 }

@@ -200,6 +200,9 @@ func (s *Spec) Check() error {
 	if s.Memory.SizeMiB < MinMemoryMiB || s.Memory.SizeMiB > MaxMemoryMiB {
 		return fault.Invalid("spec.memory.size_mib", "must be %d to %d, got %d", MinMemoryMiB, MaxMemoryMiB, s.Memory.SizeMiB)
 	}
+	if s.Memory.Hugepages && s.Memory.SizeMiB%HugepageMiB != 0 {
+		return fault.Invalid("spec.memory.size_mib", "must be a multiple of %d with huge pages, got %d", HugepageMiB, s.Memory.SizeMiB)
+	}
 	if err := s.checkDisks(); err != nil {
 		return err
 	}
@@ -324,23 +327,12 @@ func (b *Boot) check() error {
 	return nil
 }
 
-// CheckSupported returns FailedPrecondition if the spec uses a feature that this version does not support yet.
-func (s *Spec) CheckSupported() error {
-	if s.Memory.Hugepages {
-		return unsupported("spec.memory.hugepages", "huge pages are")
-	}
-	return nil
-}
-
-func unsupported(field, what string) error {
-	f := fault.New(fault.FailedPrecondition, "%s: %s not served yet", field, what)
-	f.Field = field
-	return f
-}
-
 // Need returns the amount of a host's resources that a VM with this spec requires.
 func (s *Spec) Need() Capacity {
 	need := Capacity{VCPUs: s.CPU.VCPUs, MemoryMiB: s.Memory.SizeMiB}
+	if s.Memory.Hugepages {
+		need.MemoryMiB, need.HugepagesMiB = 0, s.Memory.SizeMiB
+	}
 	for _, d := range s.Disks {
 		if d.Volume == "" {
 			need.StorageGiB += d.SizeGiB

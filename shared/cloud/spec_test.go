@@ -130,24 +130,29 @@ func TestNormalize(t *testing.T) {
 	require.Zero(t, shared.VCPUs, "Normalize must not change a struct that the caller shares")
 }
 
-// TestCheckSupported checks that CheckSupported returns an error with the field's name for each unsupported feature,
-// and none for a spec without these.
-func TestCheckSupported(t *testing.T) {
-	for field, s := range map[string]Spec{
-		"":                      {Disks: []Disk{blank("a")}, Network: []NIC{{ID: "n"}}, Boot: Boot{Kernel: someImage}},
-		"spec.memory.hugepages": {Memory: &Memory{SizeMiB: 64, Hugepages: true}},
-	} {
-		s.Normalize()
-		err := s.CheckSupported()
-		if field == "" {
-			require.NoError(t, err)
-			continue
-		}
-		f, ok := fault.From(err)
-		require.True(t, ok && f.Kind == fault.FailedPrecondition, "%v", err)
-		require.Equal(t, field, f.Field)
-		require.ErrorContains(t, err, "not served yet")
-	}
+// TestHugepages checks that memory in huge pages is counted apart from other memory, and must consist of whole pages.
+func TestHugepages(t *testing.T) {
+	s := Spec{Memory: &Memory{SizeMiB: 64, Hugepages: true}}
+	s.Normalize()
+	require.NoError(t, s.Check())
+	require.Equal(t, Capacity{VCPUs: 1, HugepagesMiB: 64}, s.Need())
+	require.EqualValues(t, 64, s.Need().AllMemoryMiB())
+	s.Memory.SizeMiB = 65
+	f, ok := fault.From(s.Check())
+	require.True(t, ok && f.Kind == fault.InvalidArgument, "%v", f)
+	require.Equal(t, "spec.memory.size_mib", f.Field)
+
+	n := Node{Allocatable: Capacity{VCPUs: 4, MemoryMiB: 1024}, HugepagesMiB: 128, Allocated: Capacity{VCPUs: 1, HugepagesMiB: 64}}
+	require.Equal(t, Capacity{VCPUs: 3, MemoryMiB: 1024, HugepagesMiB: 64}, n.Free())
+
+	vm := VM{State: Running, Spec: s}
+	vm.Spec.Memory = &Memory{SizeMiB: 64, Hugepages: true}
+	require.Equal(t, []string{FeatureHugepages}, vm.Features())
+	next := vm.Spec
+	next.Memory = &Memory{SizeMiB: 96}
+	require.NoError(t, vm.ResizeAtNextStart(&next))
+	require.Equal(t, Capacity{VCPUs: 1, MemoryMiB: 96, HugepagesMiB: 64}, vm.Reserved(), "the present process keeps its huge pages")
+	require.Equal(t, "memory_mib=96,hugepages=false", vm.PendingResize())
 }
 
 func TestNeedAndImages(t *testing.T) {

@@ -19,7 +19,7 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		VmId: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project), Generation: vm.Generation,
 		Power: power, StopGraceMs: vm.Desired.GraceMS, Reboots: vm.Desired.Reboots, Resets: vm.Desired.Resets, Starts: vm.Desired.Starts,
 		Vcpus: next.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: next.CPU.Model,
-		MemoryMib: next.Memory.SizeMiB, Disks: assignedDisks(vm), Kernel: assignedImage(vm.Kernel),
+		MemoryMib: next.Memory.SizeMiB, Hugepages: next.Memory.Hugepages, Disks: assignedDisks(vm), Kernel: assignedImage(vm.Kernel),
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
 		MetadataTokensOptional: vm.TokensOptional(),
 	}

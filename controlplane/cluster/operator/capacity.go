@@ -41,13 +41,14 @@ func (s *server) GetCapacity(ctx context.Context, _ *operatorv1.GetCapacityReque
 }
 
 func resourcesOf(c cloud.Capacity) *operatorv1.Resources {
-	return &operatorv1.Resources{Vcpus: uint64(c.VCPUs), MemoryMib: c.MemoryMiB, StorageGib: c.StorageGiB}
+	return &operatorv1.Resources{Vcpus: uint64(c.VCPUs), MemoryMib: c.MemoryMiB, StorageGib: c.StorageGiB, HugepagesMib: c.HugepagesMiB}
 }
 
 func addTo(sum, r *operatorv1.Resources) {
 	sum.Vcpus += r.Vcpus
 	sum.MemoryMib += r.MemoryMib
 	sum.StorageGib += r.StorageGib
+	sum.HugepagesMib += r.HugepagesMib
 }
 
 func (s *server) RebalanceCluster(ctx context.Context, in *operatorv1.RebalanceClusterRequest) (*operatorv1.RebalanceClusterResponse, error) {

@@ -36,19 +36,20 @@ type hostFacts struct {
 	rbdEncrypts  bool
 	migrates     bool
 	features     map[string]string
+	hugepages    uint64
 }
 
 func factsOf(n *cloud.Node) hostFacts {
 	return hostFacts{
 		n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption, n.LiveMigration,
-		n.Features,
+		n.Features, n.HugepagesMiB,
 	}
 }
 
 func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
 		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem &&
-		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates && maps.Equal(f.features, g.features)
+		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates && maps.Equal(f.features, g.features) && f.hugepages == g.hugepages
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -80,13 +81,16 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if err := checkProblem("facts.rbd_problem", f.GetRbdProblem()); err != nil {
 		return hostFacts{}, err
 	}
+	if f.GetHugepagesMib() > maxCapacity.MemoryMiB {
+		return hostFacts{}, fault.Invalid("facts.hugepages_mib", "at most %d", maxCapacity.MemoryMiB)
+	}
 	features, err := checkFeatures(f.GetMachineFeatures())
 	if err != nil {
 		return hostFacts{}, err
 	}
 	return hostFacts{
 		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
-		f.GetRbdEncryption(), f.GetLiveMigration(), features,
+		f.GetRbdEncryption(), f.GetLiveMigration(), features, f.GetHugepagesMib(),
 	}, nil
 }
 
@@ -151,6 +155,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
 		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
 		n.RBDEncryption, n.LiveMigration, n.Features = waiting.rbdEncrypts, waiting.migrates, waiting.features
+		n.HugepagesMiB = waiting.hugepages
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

@@ -64,13 +64,14 @@ func lacksLabels(h *host, q *query) bool {
 
 // covers reports whether free is enough of each resource.
 func covers(free, need cloud.Capacity) bool {
-	return free.VCPUs >= need.VCPUs && free.MemoryMiB >= need.MemoryMiB && free.StorageGiB >= need.StorageGiB
+	return free.VCPUs >= need.VCPUs && free.MemoryMiB >= need.MemoryMiB && free.StorageGiB >= need.StorageGiB &&
+		free.HugepagesMiB >= need.HugepagesMiB
 }
 
 // Shortage returns a text that names the first resource of which the host n has less free than need requires. It
 // returns "" if the host has enough of each resource.
 func Shortage(n *cloud.Node, need cloud.Capacity) string {
-	text, _ := shortage(n.Allocatable.Minus(n.Allocated), need)
+	text, _ := shortage(n.Free(), need)
 	return text
 }
 
@@ -81,6 +82,7 @@ func shortage(free, need cloud.Capacity) (reason, group string) {
 	}{
 		{"vCPUs", uint64(need.VCPUs), uint64(free.VCPUs)},
 		{"MiB of memory", need.MemoryMiB, free.MemoryMiB},
+		{"MiB of huge pages", need.HugepagesMiB, free.HugepagesMiB},
 		{"GiB of storage", need.StorageGiB, free.StorageGiB},
 	} {
 		if r.want > r.have {

@@ -87,7 +87,7 @@ func (ix *Index) Put(n *cloud.Node, lastSeen cloud.Time) {
 	}
 	sameModels := h.class != nil && slices.Equal(h.class.models, n.CPUModels)
 	h.node, h.lastSeen = *n, lastSeen
-	h.free = n.Allocatable.Minus(n.Allocated)
+	h.free = n.Free()
 	key := classKey{architecture: n.Architecture, kvm: slices.Contains(n.Hypervisors, cloud.KVM)}
 	if sameModels {
 		key.models = h.class.classKey.models
@@ -125,7 +125,7 @@ func (ix *Index) allocated(id cloud.NodeID, op func(a, b cloud.Capacity) cloud.C
 		return
 	}
 	h.node.Allocated = op(h.node.Allocated, c)
-	h.free = h.node.Allocatable.Minus(h.node.Allocated)
+	h.free = h.node.Free()
 	if h.cell.free == h.freeParts() {
 		return
 	}

@@ -37,6 +37,7 @@ func Use(n *cloud.Node) float64 {
 		{uint64(n.Allocated.VCPUs), uint64(n.Allocatable.VCPUs)},
 		{n.Allocated.MemoryMiB, n.Allocatable.MemoryMiB},
 		{n.Allocated.StorageGiB, n.Allocatable.StorageGiB},
+		{n.Allocated.HugepagesMiB, n.HugepagesMiB},
 	} {
 		if r[1] > 0 {
 			use = max(use, float64(r[0])/float64(r[1]))

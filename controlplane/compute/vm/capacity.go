@@ -51,10 +51,12 @@ func (s *Service) capacity(v *store.View) ([]HostCapacity, error) {
 	out := make([]HostCapacity, 0, len(snap.Hosts))
 	for i := range snap.Hosts {
 		n := &snap.Hosts[i].Node
-		out = append(out, HostCapacity{
+		one := HostCapacity{
 			ID: n.ID, Name: n.Name, State: n.State(snap.Now, snap.Hosts[i].LastSeen), Capacity: n.Capacity, Allocatable: n.Allocatable,
 			Allocated: n.Allocated, Loss: losses[n.ID],
-		})
+		}
+		one.Capacity.HugepagesMiB, one.Allocatable.HugepagesMiB = n.HugepagesMiB, n.HugepagesMiB
+		out = append(out, one)
 	}
 	slices.SortStableFunc(out, func(a, b HostCapacity) int { return cmp.Compare(a.Name, b.Name) })
 	return out, snap.failed

@@ -32,7 +32,7 @@ func TestCapacityOfHosts(t *testing.T) {
 	}
 	w.create("local")
 	w.AwaitFleet()
-	w.AddHost("h2", cloud.Capacity{VCPUs: 2, MemoryMiB: 4096, StorageGiB: 100})
+	w.AddHost("h2", cloud.Capacity{VCPUs: 2, MemoryMiB: 4096, StorageGiB: 100}, func(n *cloud.Node) { n.HugepagesMiB = 128 })
 	w.AwaitFleet()
 
 	all, err := w.vms.Capacity(t.Context())
@@ -80,6 +80,7 @@ func TestCapacityOfHosts(t *testing.T) {
 		"trivet_hosts_capacity vcpus": 8, "trivet_hosts_capacity memory_bytes": 8192 * mib, "trivet_hosts_capacity storage_bytes": 200 * gib,
 		"trivet_hosts_allocatable vcpus": 8, "trivet_hosts_allocatable memory_bytes": 8192 * mib, "trivet_hosts_allocatable storage_bytes": 200 * gib,
 		"trivet_hosts_allocated vcpus": 6, "trivet_hosts_allocated memory_bytes": 1536 * mib, "trivet_hosts_allocated storage_bytes": 5 * gib,
+		"trivet_hosts_capacity hugepages_bytes": 128 * mib, "trivet_hosts_allocatable hugepages_bytes": 128 * mib, "trivet_hosts_allocated hugepages_bytes": 0,
 	}, values)
 }
 

@@ -78,10 +78,7 @@ func (w *CreateRequest) check() error {
 	if err := checkPlacementLabels(w.Labels); err != nil {
 		return err
 	}
-	if err := cloud.CheckMachine(w.Metadata, &w.Spec); err != nil {
-		return err
-	}
-	return w.Spec.CheckSupported()
+	return cloud.CheckMachine(w.Metadata, &w.Spec)
 }
 
 // checkPolicy returns InvalidArgument if the metadata has an invalid value for a key with a meaning.

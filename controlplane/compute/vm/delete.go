@@ -126,7 +126,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	reserved := need
 	if off {
 		reserved = cloud.Capacity{StorageGiB: need.StorageGiB}
-		if err := releaseCapacity(tx, vm.Node, cloud.Capacity{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB}); err != nil {
+		if err := releaseCapacity(tx, vm.Node, need.Minus(reserved)); err != nil {
 			return deleteResponse{}, err
 		}
 	}

@@ -21,7 +21,7 @@ import (
 // allFeatures are the features of a host that serves everything.
 func allFeatures() map[string]string {
 	return map[string]string{cloud.FeatureUEFI: "", cloud.FeatureSecureBoot: "", cloud.FeatureTPM: "", cloud.FeatureCDROM: "",
-		cloud.FeatureRescue: "", cloud.FeatureOSType: ""}
+		cloud.FeatureRescue: "", cloud.FeatureOSType: "", cloud.FeatureHugepages: ""}
 }
 
 // serve sets the features that a host reports, and waits until placements use them.
@@ -52,7 +52,7 @@ func TestMachineRefused(t *testing.T) {
 	private := w.image(2, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
 	packed := w.image(3, 1<<20, func(i *cloud.Image) { i.Format = cloud.FormatQCOW2 })
 	features := allFeatures()
-	features[cloud.FeatureTPM] = "swtpm is not installed"
+	features[cloud.FeatureTPM], features[cloud.FeatureHugepages] = "swtpm is not installed", "the host has none"
 	delete(features, cloud.FeatureRescue)
 	w.serve(host, features)
 	with := func(key, value string) func(*CreateRequest) {
@@ -72,6 +72,8 @@ func TestMachineRefused(t *testing.T) {
 		"secure boot needs uefi":                                     {fault.InvalidArgument, []func(*CreateRequest){with(cloud.FirmwareKey, "bios"), secure}},
 		"the firmware must load the kernel":                          {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Boot.Kernel = iso }, secure}},
 		"h1 does not serve tpm: swtpm is not installed":              {fault.ResourceExhausted, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Security.TPM = true }}},
+		"h1 does not serve hugepages: the host has none":             {fault.ResourceExhausted, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Memory = &cloud.Memory{SizeMiB: 64, Hugepages: true} }}},
+		"must be a multiple of 2 with huge pages, got 65":            {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Memory = &cloud.Memory{SizeMiB: 65, Hugepages: true} }}},
 		"h1 does not serve rescue: its agent is too old":             {fault.ResourceExhausted, []func(*CreateRequest){with(cloud.RescueKey, string(iso))}},
 		"is reserved for the rescue disk":                            {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) { q.Spec.Disks[0].ID = cloud.RescueDisk }}},
 		"at most 5 on the sata bus of a VM with a CD-ROM drive, got 6": {fault.InvalidArgument, []func(*CreateRequest){func(q *CreateRequest) {
@@ -86,6 +88,34 @@ func TestMachineRefused(t *testing.T) {
 		require.ErrorContains(t, err, says)
 	}
 	require.Zero(t, w.allocated(host))
+}
+
+// TestHugepages checks that VMs with huge pages are placed by the huge pages of hosts and not by their other memory, and
+// count as much in the quota as other VMs.
+func TestHugepages(t *testing.T) {
+	w := newWorld(t)
+	host := w.AddHost("h1", plenty(), func(n *cloud.Node) { n.HugepagesMiB = 1024 })
+	w.AwaitFleet()
+	w.serve(host, allFeatures())
+	huge := func(q *CreateRequest) { q.Spec.Memory = &cloud.Memory{SizeMiB: 768, Hugepages: true} }
+	vm := w.create("a", huge)
+	require.True(t, convert.Assigned(vm).GetHugepages())
+	require.EqualValues(t, 768, w.allocated(host).HugepagesMiB)
+	require.Zero(t, w.allocated(host).MemoryMiB)
+	require.EqualValues(t, 768, amountOf(vm).MemoryMiB)
+
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("b", huge), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+	require.ErrorContains(t, err, "h1 has 256 MiB of huge pages free, 768 needed")
+	w.create("c")
+	_, err = w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: vm.ID, Force: true})
+	require.NoError(t, err)
+	w.reportAbsent(host, vm.ID, vm.Generation+100)
+	require.Zero(t, w.allocated(host).HugepagesMiB)
+	require.Eventually(t, func() bool { // placement sees the free pages soon after the commit
+		_, err := w.vms.Create(w.as(acme, ""), acme, small("b", huge), [32]byte{})
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
 }
 
 // TestMachine creates VMs with all features and with none, and checks what their host receives. A VM with state on its

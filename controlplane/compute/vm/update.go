@@ -166,9 +166,6 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 	if err := spec.Check(); err != nil {
 		return err
 	}
-	if err := spec.CheckSupported(); err != nil {
-		return err
-	}
 	if err := cloud.CheckMachine(vm.Metadata, &spec); err != nil {
 		return err
 	}

@@ -90,7 +90,7 @@ func UseOf(vm *cloud.VM) Use {
 // FullUse returns the resources for which a VM is charged while it runs.
 func FullUse(vm *cloud.VM) Use {
 	need := vm.Spec.Need()
-	return Use{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB, DiskGiB: need.StorageGiB}
+	return Use{VCPUs: need.VCPUs, MemoryMiB: need.AllMemoryMiB(), DiskGiB: need.StorageGiB}
 }
 
 // VolumeUse returns the resources for which a volume is charged: its size. The status and the class of the volume do

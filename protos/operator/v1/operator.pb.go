@@ -1844,10 +1844,12 @@ func (x *GetCapacityResponse) GetAnyHostCanBeLost() bool {
 }
 
 type Resources struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Vcpus         uint64                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
-	MemoryMib     uint64                 `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
-	StorageGib    uint64                 `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3" json:"storage_gib,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Vcpus      uint64                 `protobuf:"varint,1,opt,name=vcpus,proto3" json:"vcpus,omitempty"`
+	MemoryMib  uint64                 `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	StorageGib uint64                 `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3" json:"storage_gib,omitempty"`
+	// Memory in huge pages of 2 MiB, which is not part of the allocatable and allocated memory_mib.
+	HugepagesMib  uint64 `protobuf:"varint,4,opt,name=hugepages_mib,json=hugepagesMib,proto3" json:"hugepages_mib,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1899,6 +1901,13 @@ func (x *Resources) GetMemoryMib() uint64 {
 func (x *Resources) GetStorageGib() uint64 {
 	if x != nil {
 		return x.StorageGib
+	}
+	return 0
+}
+
+func (x *Resources) GetHugepagesMib() uint64 {
+	if x != nil {
+		return x.HugepagesMib
 	}
 	return 0
 }
@@ -3010,13 +3019,14 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\bcapacity\x18\x02 \x01(\v2\x16.operator.v1.ResourcesR\bcapacity\x128\n" +
 	"\vallocatable\x18\x03 \x01(\v2\x16.operator.v1.ResourcesR\vallocatable\x124\n" +
 	"\tallocated\x18\x04 \x01(\v2\x16.operator.v1.ResourcesR\tallocated\x12.\n" +
-	"\x14any_host_can_be_lost\x18\x05 \x01(\bR\x10anyHostCanBeLost\"a\n" +
+	"\x14any_host_can_be_lost\x18\x05 \x01(\bR\x10anyHostCanBeLost\"\x86\x01\n" +
 	"\tResources\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x04R\tmemoryMib\x12\x1f\n" +
 	"\vstorage_gib\x18\x03 \x01(\x04R\n" +
-	"storageGib\"\xa0\x02\n" +
+	"storageGib\x12#\n" +
+	"\rhugepages_mib\x18\x04 \x01(\x04R\fhugepagesMib\"\xa0\x02\n" +
 	"\fHostCapacity\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
