@@ -148,17 +148,38 @@ func guardMain(args []string) int {
 		}()
 		w.pet = dog.Pet
 	}
+	changes := guardLog{log: log}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for ; ; <-tick.C {
 		done, err := w.check(context.Background(), lease.Now())
-		if err != nil {
-			log.Error("cannot check the VMs that need the lease; trying again in 1 s", "err", err)
-		}
+		changes.write(err)
 		if done {
 			return 0
 		}
 	}
+}
+
+// guardLog writes the results of check to the log of the guard process. A result that is the same as the last one is not
+// written again, because check runs once a second.
+type guardLog struct {
+	log  *slog.Logger
+	last string
+}
+
+func (g *guardLog) write(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	switch {
+	case text == g.last:
+	case err != nil:
+		g.log.Error("cannot check the VMs that need the lease; trying again every second", "err", err)
+	default:
+		g.log.Info("the VMs that need the lease can be checked again")
+	}
+	g.last = text
 }
 
 // guardedVMs is the state of the guard process.

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -77,4 +79,21 @@ func TestGuardedVMs(t *testing.T) {
 
 	require.NoError(t, os.RemoveAll(dir))
 	check(5*time.Minute, true)
+}
+
+// TestGuardLog checks that the guard process does not write the same error every second.
+func TestGuardLog(t *testing.T) {
+	var out bytes.Buffer
+	g := guardLog{log: slog.New(slog.NewTextHandler(&out, nil))}
+	g.write(nil)
+	require.Empty(t, out.String())
+	for range 100 {
+		g.write(errors.New("a record cannot be read"))
+	}
+	require.Equal(t, 1, bytes.Count(out.Bytes(), []byte("\n")), "%s", out.String())
+	g.write(errors.New("a process does not end"))
+	g.write(nil)
+	g.write(nil)
+	g.write(errors.New("a record cannot be read"))
+	require.Equal(t, 4, bytes.Count(out.Bytes(), []byte("\n")), "%s", out.String())
 }

@@ -115,6 +115,12 @@ func planSource(want *agentv1.AssignedVm, o Observation) Plan {
 	case o.Transfer.left() && o.Guest != None && want.GetPower() == agentv1.Power_POWER_ON:
 		return Plan{Action: EndTransfer, Observed: cloud.ObservedRunning, Migration: sourceState(want, o)}
 	}
+	if m != nil && o.Guest == None && m.GetAttempt() > max(r.Outgoing, r.Cancelled) &&
+		(!o.Record.Built || m.GetPhase() > agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER) {
+		// The host has lost its record of the guest or of the attempt. The target may run the guest, so that the VM must not
+		// be started here.
+		return reportOnly(o)
+	}
 	p := planPower(want, o)
 	if m == nil {
 		return p
@@ -124,8 +130,10 @@ func planSource(want *agentv1.AssignedVm, o Observation) Plan {
 		return p
 	}
 	switch {
-	case o.Guest == None || m.GetPhase() > agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER:
+	case o.Guest == None:
 		p.Action, p.Reason = CancelTransfer, "the guest does not run at the source"
+	case m.GetPhase() > agentv1.MigrationPhase_MIGRATION_PHASE_TRANSFER:
+		p.Action, p.Reason = CancelTransfer, "the source had not begun to send the guest"
 	case o.Guest != Running:
 	case m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_PREPARE:
 		p.Migration = cloud.MigrationPrepared
@@ -157,7 +165,8 @@ func planPower(want *agentv1.AssignedVm, o Observation) Plan {
 }
 
 // planHandedOver returns the plan for a source that has handed the guest over. The source runs the guest again only
-// after the control plane has assigned the phase ROLLBACK, which it does when the target cannot run the guest any more.
+// after the control plane has assigned the phase ROLLBACK or the rolled back attempt. The control plane does this when the
+// target cannot run the guest any more.
 func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	p := Plan{Observed: cloud.ObservedStopping, Migration: cloud.MigrationHandedOver}
@@ -173,7 +182,7 @@ func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Action = PowerOff
 	case o.Guest == Off || o.Guest == Unresponsive:
 		p.Wait = pollInterval
-	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
+	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || want.GetRolledBackAttempt() == r.HandedOver:
 		p.Action, p.Reason = CancelTransfer, "the target failed after the switchover"
 	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER && o.Transfer.Status == "pre-switchover":
 		p.Action = HandOver // The agent has ended, or QEMU has not answered, after the record was written.
@@ -252,20 +261,22 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 	p := Plan{Observed: cloud.ObservedLaunching, Wait: pollInterval}
 	phase := m.GetPhase()
 	switch {
-	case o.Guest == None || o.Guest == Off:
+	case o.Guest == None:
 		p.Action, p.Reason = RecordFailure, "QEMU ended before it had the complete state of the guest"
 		if o.Trouble != "" {
 			p.Reason += ": " + o.Trouble
 		}
-	case o.Guest == OrphanProcess || o.Guest == Running || m != nil && m.GetAttempt() != r.Incoming:
+	case o.Guest == OrphanProcess || o.Guest == Running || o.Guest == Off || m != nil && m.GetAttempt() != r.Incoming:
 		p.Action = PowerOff // This QEMU cannot belong to the attempt: before the switchover, its guest does not run.
+	case m == nil && want.GetPower() != agentv1.Power_POWER_ON:
+		p.Action = PowerOff // The migration has ended here, and the VM should be off.
 	case o.Transfer.Status == "completed" && o.Guest == Paused:
 		p.Migration = cloud.MigrationReceived
 		committed := m == nil || phase >= agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
 		if (committed || mutant.On(mutant.RunUncommitted)) && want.GetPower() == agentv1.Power_POWER_ON {
 			p.Action = Arrive
 		}
-	case o.Guest == Unresponsive && phase != agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
+	case o.Guest == Unresponsive && m != nil && phase != agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
 	case m == nil || phase == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || !o.Transfer.Tunnel || o.Transfer.Failure != "":
 		p.Action = PowerOff
 	case o.Guarded:

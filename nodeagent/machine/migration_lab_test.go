@@ -448,7 +448,8 @@ func TestMigrationWithoutLease(t *testing.T) {
 	m.aborted()
 }
 
-// TestMigrationRefused checks that the target refuses a description whose memory size is not that of the assigned VM.
+// TestMigrationRefused checks that the target refuses a description whose memory size is not that of the assigned VM, or
+// of a VM with state outside of its disks.
 func TestMigrationRefused(t *testing.T) {
 	m := newMove(t)
 	m.enterAt(m.source, prepare)
@@ -457,6 +458,10 @@ func TestMigrationRefused(t *testing.T) {
 	m.machine = []byte(strings.Replace(string(whole), `"memory_mib":64`, `"memory_mib":128`, 1))
 	require.NotEqual(t, whole, m.machine)
 	m.enterAt(m.target, prepare)
-	require.Contains(t, m.reports(m.target, cloud.MigrationFailed).Error, "differs")
+	require.Contains(t, m.reports(m.target, cloud.MigrationFailed).Error, "does not match")
+	m.attempt++
+	m.machine = []byte(strings.Replace(string(whole), `"memory_mib":64`, `"memory_mib":64,"uefi":true`, 1))
+	m.enterAt(m.target, prepare)
+	require.Contains(t, m.reports(m.target, cloud.MigrationFailed).Error, "UEFI variables or a TPM")
 	m.aborted()
 }

@@ -44,6 +44,9 @@ func (h *paper) transferred(t *testing.T, d *datadriven.TestData) {
 		tr.Ready = true
 	case "sent": // Everything but the last part of the state has been sent.
 		tr.Status = "pre-switchover"
+	case "lost": // The record of the VM is lost, and its process has ended.
+		h.s.Record, h.s.Exists, h.s.Guest = Record{}, false, None
+		*tr = Transfer{}
 	case "completed":
 		tr.Status = "completed"
 		if h.s.Guest == Arriving {
@@ -109,7 +112,8 @@ func TestMigrationRules(t *testing.T) { require.Empty(t, migrationViolation()) }
 func migrationViolation() string {
 	var wants []*agentv1.AssignedVm
 	for _, power := range []agentv1.Power{agentv1.Power_POWER_OFF, agentv1.Power_POWER_ON} {
-		wants = append(wants, &agentv1.AssignedVm{Power: power, Starts: 2, Resets: 1, Reboots: 1})
+		wants = append(wants, &agentv1.AssignedVm{Power: power, Starts: 2, Resets: 1, Reboots: 1},
+			&agentv1.AssignedVm{Power: power, Starts: 2, Resets: 1, Reboots: 1, RolledBackAttempt: 1})
 		for role := agentv1.MigrationRole_MIGRATION_ROLE_SOURCE; role <= agentv1.MigrationRole_MIGRATION_ROLE_TARGET; role++ {
 			for _, phase := range phases {
 				for attempt := uint64(1); attempt <= 2; attempt++ {
@@ -150,8 +154,13 @@ func migrationRule(want *agentv1.AssignedVm, s Observation, p Plan) string {
 	switch {
 	case handedOver && r.Incoming == 0 && (runs || p.Action == BeginTransfer):
 		return "the source runs a guest that it has handed over"
-	case handedOver && p.Action == CancelTransfer && !(m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK && m.GetAttempt() == r.HandedOver):
+	case handedOver && p.Action == CancelTransfer && want.GetRolledBackAttempt() != r.HandedOver &&
+		!(m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK && m.GetAttempt() == r.HandedOver):
 		return "the source cancels an attempt after it has handed the guest over"
+	case boots && s.Guest == None && switchover && m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_SOURCE && m.GetAttempt() > max(r.Outgoing, r.Cancelled):
+		return "the source starts a guest of which it does not know whether the target runs it"
+	case p.Action == RecordFailure && s.Guest != None:
+		return "the target records a failure while its QEMU has a process"
 	case p.Action == HandOver && !(switchover && m.GetAttempt() == r.Outgoing):
 		return "the source hands the guest over before the switchover is committed"
 	case (p.Action == HandOver || p.Action == SendState || p.Action == CompleteDisks) && r.Outgoing <= r.Cancelled:

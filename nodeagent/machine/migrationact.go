@@ -122,10 +122,11 @@ func (v *VM) reportMigration(want *agentv1.AssignedVm, p Plan) *cloud.MigrationO
 	case cloud.MigrationPrepared:
 		if m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_TARGET {
 			o.Address = t.address
-		} else if machine, err := v.process.Machine(); err == nil && len(machine) <= cloud.MaxMigrationMachine {
-			o.Machine = machine
 		} else {
-			o.State, o.Error = cloud.MigrationUnknown, "the description of the VM is too long"
+			var err error
+			if o.Machine, err = describeMachine(v.process.Machine()); err != nil {
+				o.State, o.Error = cloud.MigrationUnknown, brief(err) // The control plane ends the migration.
+			}
 		}
 	case cloud.MigrationCancelled, cloud.MigrationFailed:
 		o.Error = v.record.Migration.Error
@@ -136,6 +137,18 @@ func (v *VM) reportMigration(want *agentv1.AssignedVm, p Plan) *cloud.MigrationO
 		o.TotalBytes, o.SentBytes, o.DowntimeMS = t.total, t.shownSent, uint32(t.downtime.Milliseconds())
 	}
 	return o
+}
+
+// describeMachine returns the description of the source's QEMU for the target. It returns an error if the description
+// could not be made, or has more than cloud.MaxMigrationMachine bytes.
+func describeMachine(machine []byte, err error) ([]byte, error) {
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("the source cannot describe its QEMU: %w", err)
+	case len(machine) > cloud.MaxMigrationMachine:
+		return nil, fmt.Errorf("the source's description of the VM has %d bytes, the limit is %d", len(machine), cloud.MaxMigrationMachine)
+	}
+	return machine, nil
 }
 
 // actMigration executes an action of a migration.

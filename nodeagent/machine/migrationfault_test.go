@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,10 +13,8 @@ import (
 // TestMigrationAfterFaults checks plans for a host on which a step of a migration has failed.
 func TestMigrationAfterFaults(t *testing.T) {
 	const (
-		switchover = agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER
-		rollback   = agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK
-		target     = agentv1.MigrationRole_MIGRATION_ROLE_TARGET
-		source     = agentv1.MigrationRole_MIGRATION_ROLE_SOURCE
+		target = agentv1.MigrationRole_MIGRATION_ROLE_TARGET
+		source = agentv1.MigrationRole_MIGRATION_ROLE_SOURCE
 	)
 	assigned := func(role agentv1.MigrationRole, attempt uint64, phase agentv1.MigrationPhase) *agentv1.AssignedVm {
 		return &agentv1.AssignedVm{Power: agentv1.Power_POWER_ON, Starts: 3,
@@ -33,6 +32,10 @@ func TestMigrationAfterFaults(t *testing.T) {
 		},
 		"a target that does not answer is ended when it must give up": {
 			want: assigned(target, 7, rollback), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Unresponsive},
+			action: PowerOff,
+		},
+		"a target that ends is waited for before the failure is recorded": {
+			want: assigned(target, 7, prepare), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Off},
 			action: PowerOff,
 		},
 		"a target is not RUNNING before its CPUs run": {
@@ -58,4 +61,15 @@ func TestMigrationAfterFaults(t *testing.T) {
 		require.Equal(t, c.action, p.Action, "%s: %s", name, p.Action)
 		require.Equal(t, c.migration, p.Migration, name)
 	}
+}
+
+// TestDescribeMachine checks that a description of the source's QEMU that cannot be sent is an error, which ends the
+// migration.
+func TestDescribeMachine(t *testing.T) {
+	_, err := describeMachine(make([]byte, cloud.MaxMigrationMachine), nil)
+	require.NoError(t, err)
+	_, err = describeMachine(make([]byte, cloud.MaxMigrationMachine+1), nil)
+	require.ErrorContains(t, err, "has 65537 bytes, the limit is 65536")
+	_, err = describeMachine(nil, errors.New("no record"))
+	require.ErrorContains(t, err, "no record")
 }

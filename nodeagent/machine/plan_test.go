@@ -30,7 +30,7 @@ import (
 //   - `lease ends` and `lease renewed` change the host's lease. An assignment with lease is of a VM that must be off
 //     without a lease.
 //   - An assignment with source=N or target=N, and phase=PHASE, has the attempt N of a migration. `transfer EVENT` changes
-//     the state of the transfer in QEMU.
+//     the state of the transfer in QEMU. With rolled-back=N, the target of the attempt N never runs the guest.
 //   - `cluster ID` moves the host to another cluster. `wait DURATION` advances the time.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
@@ -95,6 +95,7 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 		}
 	}
 	w.Migration = assignedMigration(t, d)
+	d.MaybeScanArgs(t, "rolled-back", &w.RolledBackAttempt)
 	var grace string
 	if d.MaybeScanArgs(t, "grace", &grace) {
 		g, err := time.ParseDuration(grace)

@@ -168,6 +168,7 @@ func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 // start starts the process, writes its pid to the record and waits until QEMU responds. The parameter pass contains the
 // files that QEMU inherits after its own.
 func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files, pass []*os.File) (*Process, error) {
+	started := false // QEMU runs and answers
 	own, err := home.open()
 	defer closeAll(own...)
 	if err != nil {
@@ -197,11 +198,19 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	}
 	keep := append(own, pass...)
 	if r.Spec.TPM {
-		tpm, err := l.startTPM(ctx, home, &r)
+		tpm, tpmPIDFD, err := l.startTPM(ctx, home, &r)
 		if err != nil {
 			return nil, err
 		}
-		defer closeAll(tpm)
+		defer func() {
+			closeAll(tpm)
+			if !started {
+				endTPM(tpmPIDFD)
+			} else {
+				reapPIDFD(tpmPIDFD) // swtpm may have ended already.
+				_ = unix.Close(tpmPIDFD)
+			}
+		}()
 		keep = append(keep, tpm)
 	}
 	pidfd, err := l.startLauncher(ctx, l.guest(home, &r), pl, keep)
@@ -220,6 +229,7 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 		p.Close()
 		return nil, err
 	}
+	started = true
 	return p, nil
 }
 

@@ -219,9 +219,7 @@ func (p *Process) waitExit() {
 	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
 	defer cancel()
 	if err := p.launcher.Cgroups.Kill(ctx, p.home.id); err == nil {
-		if p.record.TPM != nil {
-			_, _ = reap(p.record.TPM.PID)
-		}
+		p.reapTPM()
 		_ = p.launcher.Cgroups.Remove(ctx, p.home.id)
 	}
 	close(p.exited)
@@ -271,6 +269,20 @@ func reap(pid int) (unix.WaitStatus, bool) {
 	var status unix.WaitStatus
 	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
 	return status, err == nil && got == pid
+}
+
+// reapPIDFD collects the exit status of an ended child of this agent. Unlike with a pid, no other process can be meant,
+// also if the exit status was collected before.
+func reapPIDFD(pidfd int) { _ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil) }
+
+// reapTPM collects the exit status of the TPM's process if it has ended.
+func (p *Process) reapTPM() {
+	if p.tpm == nil {
+		return
+	}
+	if raw, err := p.tpm.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { reapPIDFD(int(fd)) })
+	}
 }
 
 func pause(ctx context.Context, d time.Duration) {

@@ -92,21 +92,22 @@ func (h *Home) claimTPM() (uid int, err error) {
 	return uid, os.Chown(h.tpmDir("state"), uid, uid)
 }
 
-// startTPM starts swtpm, writes its pid to the record r, and returns QEMU's end of the socket to swtpm. swtpm ends when
-// this socket is closed, or when the processes of the VM's control group are killed. The caller must close the file.
-func (l *Launcher) startTPM(ctx context.Context, home *Home, r *Record) (*os.File, error) {
+// startTPM starts swtpm, writes its pid to the record r, and returns QEMU's end of the socket to swtpm, and the pidfd of
+// swtpm. swtpm ends when this socket is closed, or when the processes of the VM's control group are killed. The caller
+// must close both.
+func (l *Launcher) startTPM(ctx context.Context, home *Home, r *Record) (socket *os.File, pidfd int, err error) {
 	uid, err := home.claimTPM()
 	if err != nil {
-		return nil, fmt.Errorf("make directory of TPM: %w", err)
+		return nil, 0, fmt.Errorf("make directory of TPM: %w", err)
 	}
 	root, err := findRootFS(l.SWTPM)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	root.Data = nil
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, os.NewSyscallError("socketpair", err)
+		return nil, 0, os.NewSyscallError("socketpair", err)
 	}
 	qemuEnd, tpmEnd := os.NewFile(uintptr(fds[0]), "TPM"), os.NewFile(uintptr(fds[1]), "TPM")
 	defer closeAll(tpmEnd)
@@ -118,13 +119,21 @@ func (l *Launcher) startTPM(ctx context.Context, home *Home, r *Record) (*os.Fil
 		r.TPM = &TPMProcess{PID: pid, StartTime: start}
 		return home.write("record.json", r)
 	}}
-	pidfd, err := l.startLauncher(ctx, c, pl, []*os.File{tpmEnd})
+	pidfd, err = l.startLauncher(ctx, c, pl, []*os.File{tpmEnd})
 	if err != nil {
 		closeAll(qemuEnd)
-		return nil, fmt.Errorf("start TPM: %w", err)
+		return nil, 0, fmt.Errorf("start TPM: %w", err)
 	}
+	return qemuEnd, pidfd, nil
+}
+
+// endTPM kills a swtpm whose QEMU could not be started, and collects its exit status, unless that has been done. It waits
+// for at most killTimeout, and closes pidfd.
+func endTPM(pidfd int) {
+	_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(killTimeout.Milliseconds()))
+	reapPIDFD(pidfd)
 	_ = unix.Close(pidfd)
-	return qemuEnd, nil
 }
 
 // tpm adds the TPM. The parameter fd is the descriptor of the socket to swtpm.
@@ -162,7 +171,7 @@ func (p *Process) watchTPM() {
 		if awaitEnd(p.tpm) != nil {
 			return // p was closed.
 		}
-		_, _ = reap(p.record.TPM.PID)
+		p.reapTPM()
 	}
 	p.tpmLost.Store(true)
 	p.notify()

@@ -123,3 +123,40 @@ func TestTPMEnds(t *testing.T) {
 	require.False(t, adopted.TPMLost())
 	require.NoError(t, adopted.PowerOff(l.ctx))
 }
+
+// TestTPMOfFailedStart checks that swtpm does not stay as a zombie if QEMU cannot be started: because its program cannot
+// be executed, or because it ends at once.
+func TestTPMOfFailedStart(t *testing.T) {
+	for _, program := range []string{"/usr/share/doc", "/usr/bin/false"} {
+		t.Run(program, func(t *testing.T) {
+			l, s := tpmLab(t)
+			l.launcher.Program = program
+			_, err := l.launcher.Launch(l.ctx, l.home, s, Files{}, 1, "owner")
+			require.Error(t, err)
+			r, err := l.home.Record()
+			require.NoError(t, err)
+			require.NotNil(t, r.TPM, "the test must fail after the start of swtpm")
+			require.NoFileExists(t, fmt.Sprintf("/proc/%d/status", r.TPM.PID), "the agent collects the exit status of swtpm")
+		})
+	}
+}
+
+// TestReapOnce checks that the exit status of a child is not collected by the pidfd of an earlier child.
+func TestReapOnce(t *testing.T) {
+	start := func() (*exec.Cmd, int) {
+		c := exec.Command("true")
+		require.NoError(t, c.Start())
+		fd, err := unix.PidfdOpen(c.Process.Pid, 0)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
+		require.NoError(t, err)
+		return c, fd
+	}
+	first, fd := start()
+	reapPIDFD(fd)
+	require.NoFileExists(t, fmt.Sprintf("/proc/%d/status", first.Process.Pid))
+	second, _ := start()
+	reapPIDFD(fd)
+	require.NoError(t, second.Wait(), "its exit status was collected")
+}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -128,8 +129,11 @@ func (p *process) listen(s *State) (net.Listener, error) {
 	if p.Role == Source {
 		return listenUnix(p.Dir, sourceSocket)
 	}
+	inherited := os.NewFile(fdMemory, "memory")
 	var err error
-	if p.memory, err = net.FileConn(os.NewFile(fdMemory, "memory")); err != nil {
+	p.memory, err = net.FileConn(inherited)
+	_ = inherited.Close() // QEMU sees the end of the stream only when no descriptor of the socket is left.
+	if err != nil {
 		return nil, fmt.Errorf("open the socket of QEMU: %w", err)
 	}
 	for port := int(p.FirstPort); port <= int(p.LastPort); port++ {
@@ -148,9 +152,33 @@ func (p *process) listen(s *State) (net.Listener, error) {
 // maxHandshakes is the maximum number of connections whose stream is not open yet.
 const maxHandshakes = 32
 
+// handshakes has the connections whose stream is not open yet, the oldest first.
+type handshakes struct {
+	mu  sync.Mutex
+	all []net.Conn
+}
+
+// add adds a connection. If there are too many, add closes the oldest one. Connections of programs that are not the peer
+// can therefore not keep the peer from connecting, because a handshake of the peer takes milliseconds.
+func (h *handshakes) add(conn net.Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.all) == maxHandshakes {
+		_ = h.all[0].Close()
+		h.all = h.all[1:]
+	}
+	h.all = append(h.all, conn)
+}
+
+func (h *handshakes) remove(conn net.Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.all = slices.DeleteFunc(h.all, func(c net.Conn) bool { return c == conn })
+}
+
 // serve accepts connections and copies the data of their streams until the listener is closed.
 func (p *process) serve(ctx context.Context, l net.Listener) {
-	handshakes := make(chan struct{}, maxHandshakes)
+	var opening handshakes
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -160,11 +188,11 @@ func (p *process) serve(ctx context.Context, l net.Listener) {
 			time.Sleep(50 * time.Millisecond)
 			continue
 		}
-		handshakes <- struct{}{}
+		opening.add(conn)
 		go func() {
 			defer conn.Close()
 			one, other, err := p.openStream(ctx, conn)
-			<-handshakes
+			opening.remove(conn)
 			if err != nil {
 				return
 			}

@@ -213,6 +213,55 @@ func TestEnds(t *testing.T) {
 	require.Error(t, err)
 }
 
+// TestEndOfPeer kills the source's tunnel process while data is on the way. QEMU at the target must see that the stream
+// is closed, although the target's own tunnel process runs on.
+func TestEndOfPeer(t *testing.T) {
+	h := newHosts(t)
+	h.start()
+	near, err := Dial(t.Context(), h.source.Dir, Memory)
+	require.NoError(t, err)
+	defer near.Close()
+	s, _, err := Find(h.source.Dir)
+	require.NoError(t, err)
+	fd := int(h.memory.Fd())
+	require.NoError(t, unix.SetNonblock(fd, true))
+	data := make([]byte, 64<<10)
+	for err == nil { // until all buffers are full: nothing reads near
+		if _, err = unix.Write(fd, data); err == unix.EAGAIN {
+			var n int
+			if n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 500); n == 0 {
+				break
+			}
+		}
+	}
+	require.NoError(t, err)
+	require.NoError(t, unix.Kill(s.PID, unix.SIGKILL))
+	require.Eventually(t, func() bool {
+		_, err := unix.Write(fd, data)
+		return err == unix.EPIPE || err == unix.ECONNRESET
+	}, 20*time.Second, 10*time.Millisecond)
+	_, running, err := Find(h.target.Dir)
+	require.NoError(t, err)
+	require.True(t, running)
+}
+
+// TestSilentConnections opens more connections to the target than it has handshakes at a time. They must not keep the
+// source from connecting.
+func TestSilentConnections(t *testing.T) {
+	h := newHosts(t)
+	h.start()
+	for range 2 * maxHandshakes {
+		conn, err := net.Dial("tcp", h.source.Address)
+		require.NoError(t, err)
+		defer conn.Close()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), openTimeout/2)
+	defer cancel()
+	near, err := Dial(ctx, h.source.Dir, "root")
+	require.NoError(t, err)
+	require.NoError(t, near.Close())
+}
+
 // TestStartFails checks that Start reports why a process cannot listen.
 func TestStartFails(t *testing.T) {
 	h := newHosts(t)

@@ -6,8 +6,11 @@
 package watchdog
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,9 +21,13 @@ type Device struct{ f *os.File }
 
 // Open arms the watchdog at path, usually /dev/watchdog. The watchdog resets the host if Pet is not called for the
 // duration timeout, which must be whole seconds. Open returns an error and disarms the device again if path is not a
-// watchdog, if the watchdog cannot be disarmed, or if it does not accept the timeout. Only one process can have the
-// device open. For another process the error wraps EBUSY.
+// watchdog, if the watchdog cannot be disarmed, or if it does not accept the timeout. A watchdog that is configured with
+// "nowayout" is not even opened, because opening arms it. Only one process can have the device open. For another process
+// the error wraps EBUSY.
 func Open(path string, timeout time.Duration) (*Device, error) {
+	if err := checkDisarms("/sys", path); err != nil {
+		return nil, fmt.Errorf("set up watchdog %s: %w", path, err)
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open watchdog: %w", err)
@@ -36,6 +43,35 @@ func Open(path string, timeout time.Duration) (*Device, error) {
 		return nil, fmt.Errorf("set up watchdog %s: %w", path, err)
 	}
 	return d, nil
+}
+
+// miscMajor and watchdogMinor are the numbers of /dev/watchdog, which is the same device as /dev/watchdog0
+// (Documentation/admin-guide/devices.txt of the kernel).
+const (
+	miscMajor     = 10
+	watchdogMinor = 130
+)
+
+// checkDisarms returns an error if path is not a character device, or if it is a watchdog that cannot be disarmed. The
+// parameter sys is where sysfs is mounted. A kernel without CONFIG_WATCHDOG_SYSFS does not say whether a watchdog can be
+// disarmed; checkDisarms then returns nil.
+func checkDisarms(sys, path string) error {
+	var s unix.Stat_t
+	if err := unix.Stat(path, &s); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if s.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return errors.New("the device is not a watchdog: it is not a character device")
+	}
+	dir := fmt.Sprintf("dev/char/%d:%d", unix.Major(s.Rdev), unix.Minor(s.Rdev))
+	if unix.Major(s.Rdev) == miscMajor && unix.Minor(s.Rdev) == watchdogMinor {
+		dir = "class/watchdog/watchdog0"
+	}
+	text, err := os.ReadFile(filepath.Join(sys, dir, "nowayout"))
+	if err == nil && strings.TrimSpace(string(text)) != "0" {
+		return errors.New("the driver cannot be disarmed: it is configured with nowayout")
+	}
+	return nil
 }
 
 func (d *Device) setTimeout(info *unix.WatchdogInfo, timeout time.Duration) error {
@@ -65,8 +101,7 @@ func (d *Device) Pet() error {
 	return nil
 }
 
-// Disarm stops the watchdog and closes the device. If the kernel or the driver is configured with "nowayout", the
-// watchdog does not stop, and the host is reset after the timeout.
+// Disarm stops the watchdog and closes the device.
 func (d *Device) Disarm() error {
 	_, err := d.f.WriteString("V") // Only after this character (WDIOF_MAGICCLOSE), the close stops the watchdog.
 	if closeErr := d.f.Close(); err == nil {

@@ -75,4 +75,27 @@ func TestOpenRefuses(t *testing.T) {
 	_, err = Open("/dev/null", time.Second)
 	require.ErrorContains(t, err, "is not a watchdog")
 	require.True(t, strings.Contains(err.Error(), "/dev/null"))
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, []byte("data"), 0o600))
+	_, err = Open(file, time.Second)
+	require.ErrorContains(t, err, "is not a watchdog")
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "data", string(text))
+}
+
+// TestNoWayOut checks that a watchdog that cannot be disarmed is refused. /dev/null, with the number 1:3, takes its place.
+func TestNoWayOut(t *testing.T) {
+	sys := t.TempDir()
+	require.NoError(t, checkDisarms(sys, "/dev/null"), "the kernel does not say")
+	dir := filepath.Join(sys, "dev", "char", "1:3")
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	for text, refused := range map[string]bool{"0\n": false, "1\n": true} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "nowayout"), []byte(text), 0o600))
+		if err := checkDisarms(sys, "/dev/null"); refused {
+			require.ErrorContains(t, err, "configured with nowayout")
+		} else {
+			require.NoError(t, err)
+		}
+	}
 }

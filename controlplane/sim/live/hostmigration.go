@@ -41,7 +41,7 @@ func (d *driven) migrate(want *agentv1.AssignedVm, g *guest) (plan, bool) {
 	m := want.GetMigration()
 	switch {
 	case m == nil && g != nil && g.proc != nil && (g.proc.paused || g.proc.incoming != 0):
-		return d.leave(g), true
+		return d.leave(want, g), true
 	case m.GetRole() == agentv1.MigrationRole_MIGRATION_ROLE_TARGET:
 		return d.receive(want, g), true
 	case m != nil && g != nil && g.proc != nil:
@@ -51,10 +51,10 @@ func (d *driven) migrate(want *agentv1.AssignedVm, g *guest) (plan, bool) {
 }
 
 // leave returns the plan for a host whose assignment has no migration any more. A source continues its guest, unless it
-// has handed the guest over. A process that waits for a guest is ended.
-func (d *driven) leave(g *guest) plan {
+// has handed the guest over and the attempt was not rolled back. A process that waits for a guest is ended.
+func (d *driven) leave(want *agentv1.AssignedVm, g *guest) plan {
 	p := plan{seen: cloud.ObservedRunning}
-	if g.proc.incoming != 0 || g.migration.state == cloud.MigrationHandedOver {
+	if g.proc.incoming != 0 || g.migration.state == cloud.MigrationHandedOver && want.GetRolledBackAttempt() != g.migration.attempt {
 		return step(p, func() { d.host.cut(d.id) }, time.Millisecond, 100*time.Millisecond)
 	}
 	return step(p, func() { d.host.cancelMigration(d.id, g.migration.attempt) }, time.Millisecond, 100*time.Millisecond)
