@@ -58,7 +58,7 @@ var restRows = []row{
 	{name: "vm GET /api/v1/nodes/{node_id}", path: "/api/v1/nodes/$no-vm", allowed: "404 NOT_FOUND"},
 	{name: "vm POST /api/v1/nodes/{node_id}/cordon", path: "/api/v1/nodes/$no-vm/cordon", body: `{}`, allowed: "404 NOT_FOUND"},
 	{name: "vm POST /api/v1/nodes/{node_id}/uncordon", path: "/api/v1/nodes/$no-vm/uncordon", body: `{}`, allowed: "404 NOT_FOUND"},
-	{name: "vm POST /api/v1/nodes/{node_id}/drain", path: "/api/v1/nodes/$no-vm/drain", body: `{}`, allowed: "500 INTERNAL"},
+	{name: "vm POST /api/v1/nodes/{node_id}/drain", path: "/api/v1/nodes/$no-vm/drain", body: `{}`, allowed: "404 NOT_FOUND"},
 
 	{name: "credit GET /health", path: "/health", allowed: "200"},
 	{name: "credit GET /ready", path: "/ready", allowed: "200"},

@@ -134,6 +134,7 @@ func (m *member) listServices(context.Context) error {
 				{Name: "settle vms", Every: vm.SettleEvery, Run: m.vms.Settle},
 				{Name: "recover vms of lost hosts", Every: vm.RecoverEvery, Run: m.vms.Recover},
 				{Name: "step live migrations", Every: vm.MigrateEvery, Run: m.vms.StepMigrations},
+				{Name: "drain hosts", Every: vm.DrainEvery, Run: m.vms.StepDrains},
 			},
 		},
 		{ // consoles of VMs; their REST API is on the listener for VMs

@@ -84,7 +84,7 @@ var inside = map[string][]string{
 	"compute/schedule/scheduletest": {"compute/schedule"},
 	"compute/snapshot":              {"compute/volume"},
 	"compute/volume":                {"compute/image", "compute/node", "compute/storageclass"},
-	"compute/vm":                    {"compute/image", "compute/node", "compute/schedule", "compute/volume"},
+	"compute/vm":                    {"compute/drain", "compute/image", "compute/node", "compute/schedule", "compute/volume"},
 
 	"money/credit":                   {"money/credit/ledger"},
 	"money/credit/ledger/ledgertest": {"money/credit/ledger"},
@@ -103,6 +103,7 @@ var inside = map[string][]string{
 // pure lists packages that may import only the given packages of lower layers, which for most is none.
 var pure = map[string][]string{
 	"network/ipam":                   {},
+	"compute/drain":                  {},
 	"compute/schedule":               {},
 	"compute/schedule/scheduletest":  {},
 	"money/credit/ledger":            {},

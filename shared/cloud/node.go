@@ -5,6 +5,8 @@ import (
 	"maps"
 	"strconv"
 	"time"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 func itoa(i int) string { return strconv.Itoa(i) }
@@ -73,6 +75,8 @@ type Node struct {
 	Hypervisors  []Hypervisor
 	Labels       map[string]string
 	AgentVersion string
+	// BootID is the boot ID of the host's kernel, or empty if the agent has not reported it.
+	BootID string `cbor:",omitempty"`
 	// Declared is the state that the agent reports: READY, or NOT_READY if it cannot run guests.
 	Declared NodeState
 	// CPUModels are the CPU models that a VM on this host may have.
@@ -94,7 +98,10 @@ type Node struct {
 	SharedMigration bool
 	// Features has the features of virtual machines that the agent knows, such as FeatureUEFI. The value is the reason why
 	// the host does not support the feature, or empty if the host supports it.
-	Features  map[string]string `cbor:",omitempty"`
+	Features map[string]string `cbor:",omitempty"`
+	// Drain is the last drain of the host, or nil if there was none since the host was uncordoned. A host with a drain is
+	// also Cordoned.
+	Drain     *Drain `cbor:",omitempty"`
 	CreatedAt Time
 	UpdatedAt Time
 }
@@ -160,12 +167,19 @@ const HeartbeatTimeout = 15_000
 const AddressLease = (HeartbeatTimeout - 3_000) * time.Millisecond
 
 // State returns the node's state at the time now. lastSeen is the time of the node's last heartbeat, or 0 if there was
-// none.
+// none. A host that sends no heartbeats is NOT_READY, also while it is drained or in maintenance. If it sends heartbeats,
+// DRAINING and MAINTENANCE take precedence over the state that its agent declares.
 func (n *Node) State(now, lastSeen Time) NodeState {
 	switch {
-	case lastSeen == 0 || now-lastSeen > HeartbeatTimeout || n.Declared == NodeNotReady:
+	case lastSeen == 0 || now-lastSeen > HeartbeatTimeout:
 		return NodeNotReady
-	case n.Cordoned:
+	case n.Draining() && !mutant.On(mutant.PlaceOnDraining):
+		return NodeDraining
+	case n.InMaintenance():
+		return NodeMaintenance
+	case n.Declared == NodeNotReady:
+		return NodeNotReady
+	case n.Cordoned && !mutant.On(mutant.PlaceOnDraining):
 		return NodeCordoned
 	}
 	return NodeReady

@@ -216,6 +216,10 @@ const (
 	ReleaseSourceEarly      = "release-source-early"      // the source gets the order to destroy the guest before the target runs it: shared/cloud
 	KeepTargetLeaseRule     = "keep-target-lease-rule"    // after a rollback, the confirmation of the target to stop the VM with its lease counts as that of the source: shared/cloud
 	ObeyOldAttempt          = "obey-old-attempt"          // a report about an earlier migration of a VM counts for the present one: shared/cloud
+	PlaceOnDraining         = "place-on-draining"         // a VM is placed on a host that is being drained: controlplane/compute/vm
+	MaintenanceEarly        = "maintenance-early"         // a host is in maintenance while a VM runs on it: controlplane/compute/vm, controlplane/compute/drain
+	StartInMaintenance      = "start-in-maintenance"      // a VM is started on a host in maintenance: controlplane/compute/vm
+	ShutDownMovable         = "shut-down-movable"         // a forced drain shuts VMs down before the others have moved: controlplane/compute/drain
 	TwoMigrationHolders     = "two-migration-holders"     // the target of an aborted migration gets no order to destroy the VM: controlplane/compute/vm
 )
 

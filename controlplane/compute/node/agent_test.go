@@ -488,8 +488,9 @@ func TestListNodes(t *testing.T) {
 		_, err = server.GetNode(root, &vmv1.GetNodeRequest{NodeId: id})
 		require.True(t, fault.Is(err, kind), "%q: %v", id, err)
 	}
-	_, err = server.DrainNode(root, &vmv1.DrainNodeRequest{NodeId: string(a.id)})
-	require.True(t, fault.Is(err, fault.Unimplemented))
+	n, err = server.DrainNode(root, &vmv1.DrainNodeRequest{NodeId: string(a.id)})
+	require.NoError(t, err)
+	require.Equal(t, vmv1.NodeState(cloud.NodeDraining), n.GetState())
 	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	n, err = server.GetNode(tenant, &vmv1.GetNodeRequest{NodeId: string(a.id)})
 	require.NoError(t, err)

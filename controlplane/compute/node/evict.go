@@ -137,8 +137,8 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 			}
 		}
 		if vms > 0 && !q.Force {
-			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s), and cannot be moved: delete them first (`trivet node cordon` keeps others away; "+
-				"of a host that is lost, `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
+			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move them with `trivet node drain`, and delete those that stay "+
+				"(of a host that is lost, with `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
 				vms, q.Node, n.Name).WithReason(ReasonHasVMs).With("vms", vms)
 		}
 		if err := deleteUsedTokens(tx, q.Node); err != nil {
@@ -198,6 +198,9 @@ func (s *Service) removeHost(tx *store.Tx, id cloud.NodeID, placed []store.Recor
 	evictions.Delete(tx, string(id))
 	fences.Delete(tx, string(id))
 	network.DeleteHostNetwork(tx, id)
+	if err := forgetDrain(tx, id); err != nil {
+		return err
+	}
 	Nodes.Delete(tx, string(id))
 	return nil
 }

@@ -25,7 +25,8 @@ const (
 var validFeature = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
 // hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture,
-// storage pools, whether the host serves RBD and takes part in live migrations, and features of virtual machines.
+// storage pools, whether the host serves RBD and takes part in live migrations, features of virtual machines, and the
+// boot ID of its kernel.
 type hostFacts struct {
 	models       []string
 	qemu         string
@@ -37,19 +38,21 @@ type hostFacts struct {
 	migrates     bool
 	features     map[string]string
 	hugepages    uint64
+	bootID       string
 }
 
 func factsOf(n *cloud.Node) hostFacts {
 	return hostFacts{
 		n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption, n.LiveMigration,
-		n.Features, n.HugepagesMiB,
+		n.Features, n.HugepagesMiB, n.BootID,
 	}
 }
 
 func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
 		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem &&
-		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates && maps.Equal(f.features, g.features) && f.hugepages == g.hugepages
+		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates && maps.Equal(f.features, g.features) && f.hugepages == g.hugepages &&
+		f.bootID == g.bootID
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -71,6 +74,9 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if err := checkWords("facts.qemu_version", f.GetQemuVersion()); err != nil {
 		return hostFacts{}, err
 	}
+	if err := checkWords("facts.boot_id", f.GetBootId()); err != nil {
+		return hostFacts{}, err
+	}
 	if f.GetArchitecture() < 0 || f.GetArchitecture() > vmv1.Architecture(cloud.AArch64) {
 		return hostFacts{}, fault.Invalid("facts.architecture", "unknown value %d", f.GetArchitecture())
 	}
@@ -90,7 +96,7 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	}
 	return hostFacts{
 		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
-		f.GetRbdEncryption(), f.GetLiveMigration(), features, f.GetHugepagesMib(),
+		f.GetRbdEncryption(), f.GetLiveMigration(), features, f.GetHugepagesMib(), f.GetBootId(),
 	}, nil
 }
 
@@ -155,7 +161,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
 		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
 		n.RBDEncryption, n.LiveMigration, n.Features = waiting.rbdEncrypts, waiting.migrates, waiting.features
-		n.HugepagesMiB = waiting.hugepages
+		n.HugepagesMiB, n.BootID = waiting.hugepages, waiting.bootID
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

@@ -6,8 +6,8 @@
 // Liveness is not stored: the leader keeps in memory when it last received a heartbeat of each host, and which hosts'
 // agents have a Watch stream to it. A new leader starts without this data and collects it within one heartbeat
 // interval. A new leader reports a host as NOT_READY until the host's first heartbeat. It reports no host as
-// Unresponsive before cloud.HeartbeatTimeout has passed since the start of its term. The state READY, NOT_READY or
-// CORDONED is computed for each request.
+// Unresponsive before cloud.HeartbeatTimeout has passed since the start of its term. The state of a host,
+// such as READY, is computed for each request.
 //
 // The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and VMController
 // (package vm) returns the desired state of each. Likewise bound-volume/<node>/<volume> lists the volumes of a host,
@@ -138,7 +138,7 @@ func New(opts Options) *Service {
 		openConsoles: newOpenConsoles(),
 		guard:        guard{conns: map[*guardedConn]bool{}}, placement: newPlacement(),
 	}
-	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, fenceCommand, banCommand, unbanCommand,
+	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, drainCommand, cancelDrainCommand, newTokenCommand, admitCommand, evictCommand, fenceCommand, banCommand, unbanCommand,
 		readConsoleCommand, readSnapshotCommand, openConsoleCommand)
 	return s
 }
@@ -309,7 +309,9 @@ type cordonRequest struct {
 
 var cordonCommand = leader.NewCommand("node.cordon", leader.Repeatable, (*Service).cordonOnLeader)
 
-// cordonOnLeader sets whether the scheduler may place new VMs on a host, and returns the host's record.
+// cordonOnLeader sets whether the scheduler may place new VMs on a host, and returns the host's record. To uncordon a
+// host also ends its drain or its maintenance; migrations that have begun go on. To cordon a host that is drained or in
+// maintenance changes nothing, because it is cordoned already.
 func (s *Service) cordonOnLeader(ctx context.Context, q cordonRequest) (n cloud.Node, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		have, err := Nodes.Get(tx, string(q.Node))
@@ -319,8 +321,14 @@ func (s *Service) cordonOnLeader(ctx context.Context, q cordonRequest) (n cloud.
 		if have == nil {
 			return noNode(q.Node)
 		}
-		if n = *have; n.Cordoned == q.Cordon {
+		if n = *have; n.Cordoned == q.Cordon && (q.Cordon || n.Drain == nil) {
 			return nil
+		}
+		if !q.Cordon && n.Drain != nil {
+			n.Drain = nil
+			if err := forgetDrain(tx, q.Node); err != nil {
+				return err
+			}
 		}
 		n.Cordoned, n.UpdatedAt = q.Cordon, tx.Now()
 		Nodes.Put(tx, &n, string(q.Node))

@@ -67,7 +67,11 @@ func TestREST(t *testing.T) {
 	call("ada", http.MethodPost, one+"/cordon", http.StatusForbidden)
 	body = "" // optional
 	require.Equal(t, "cordoned", call("admin", http.MethodPost, one+"/cordon", http.StatusOK)["state"])
-	call("admin", http.MethodPost, one+"/drain", http.StatusInternalServerError)
+	require.Equal(t, "draining", call("admin", http.MethodPost, one+"/drain", http.StatusOK)["state"])
+	body = `{"force":true,"timeout_seconds":86401}`
+	call("admin", http.MethodPost, one+"/drain", http.StatusBadRequest)
+	body = ""
+	call("ada", http.MethodPost, one+"/drain", http.StatusForbidden)
 	call("admin", http.MethodGet, all+"/"+string(testVM(1)), http.StatusNotFound)
 	call("admin", http.MethodGet, all+"/x", http.StatusBadRequest)
 	call("", http.MethodGet, all, http.StatusUnauthorized)

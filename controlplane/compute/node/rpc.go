@@ -11,7 +11,6 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
-	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -89,10 +88,11 @@ func (r *server) DrainNode(ctx context.Context, in *vmv1.DrainNodeRequest) (*vmv
 	if _, err := auth.Admit(ctx, service+"DrainNode", "", ""); err != nil {
 		return nil, err
 	}
-	if err := cloud.CheckUUID("node_id", in.GetNodeId()); err != nil {
+	n, err := r.s.drain(ctx, cloud.NodeID(in.GetNodeId()), in.GetForce(), in.GetTimeoutSeconds())
+	if err != nil {
 		return nil, err
 	}
-	return nil, rpc.Unimplemented("DrainNode")
+	return one(r.s.shown(ctx, []*cloud.Node{&n}))
 }
 
 func (r *server) HeartbeatNode(context.Context, *vmv1.HeartbeatNodeRequest) (*vmv1.Node, error) {

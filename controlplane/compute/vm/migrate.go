@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
@@ -103,7 +104,7 @@ func (s *Service) migrateOnLeader(ctx context.Context, q migrateRequest) (out po
 				if err != nil {
 					return cloud.VM{}, err
 				}
-				return *vm, s.beginMigration(tx, vm, q.Target, q.Seconds)
+				return *vm, s.beginMigration(tx, vm, q.Target, q.Seconds, nil)
 			})
 			return err
 		})
@@ -113,8 +114,9 @@ func (s *Service) migrateOnLeader(ctx context.Context, q migrateRequest) (out po
 }
 
 // beginMigration begins a migration of vm in tx: it chooses the target, allocates the capacity there, assigns the VM
-// and its ports to both hosts, and stores vm. If to is not empty, the target is this host.
-func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, seconds uint32) error {
+// and its ports to both hosts, and stores vm. If to is not empty, the target is this host. The parameter skip has hosts
+// that are not chosen, with the reason for each.
+func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, seconds uint32, skip map[cloud.NodeID]string) error {
 	if vm.State != cloud.Running {
 		return vm.BeginMigration(to, 0, tx.Now()) // returns the error for the VM's state
 	}
@@ -125,20 +127,14 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	if err != nil {
 		return err
 	}
-	why := vm.NotMigratable()
-	switch {
-	case why != "":
-	case source == nil || !source.LiveMigration:
-		why = "is on a host whose agent cannot migrate VMs"
-	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
-		why = hostCPUReason
-	case s.opts.Nodes.Unresponsive(vm.Node):
+	why := migrationObstacle(vm, source)
+	if why == "" && s.opts.Nodes.Unresponsive(vm.Node) {
 		why = "is on a host that does not answer: wait, or fence the host"
 	}
 	if why != "" {
 		return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated: it %s", vm.Name, why).WithReason(ReasonNotMigratable)
 	}
-	target, why, err := s.chooseTarget(tx, vm, source, to)
+	target, why, err := s.chooseTarget(tx, vm, source, to, skip)
 	if err != nil {
 		return err
 	}
@@ -153,9 +149,24 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	return s.saveMigration(tx, vm, generation)
 }
 
+// migrationObstacle returns the reason why a RUNNING VM cannot be migrated from its host source, which is nil if the host
+// was deleted, or "" if it can. The text is the predicate of a sentence whose subject is the VM.
+func migrationObstacle(vm *cloud.VM, source *cloud.Node) string {
+	if why := vm.NotMigratable(); why != "" {
+		return why
+	}
+	switch {
+	case source == nil || !source.LiveMigration:
+		return "is on a host whose agent cannot migrate VMs"
+	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
+		return hostCPUReason
+	}
+	return ""
+}
+
 // chooseTarget chooses the host for a migration of vm, and allocates the capacity there. If to is not empty, no other
-// host is chosen. why is the reason of the choice (see cloud.Choice).
-func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, to cloud.NodeID) (target cloud.NodeID, why string, err error) {
+// host is chosen. The parameter skip is that of beginMigration. why is the reason of the choice (see cloud.Choice).
+func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, to cloud.NodeID, skip map[cloud.NodeID]string) (target cloud.NodeID, why string, err error) {
 	if to != "" {
 		if known, err := node.Nodes.Has(tx, string(to)); err != nil {
 			return "", "", err
@@ -176,6 +187,7 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 		return "", "", err
 	}
 	r.On = to
+	maps.Copy(r.Skip, skip)
 	r.Skip[vm.Node] = "has the VM already"
 	r.Check = func(n *cloud.Node) string { return migrationShortage(source, n) }
 	target, err = s.choose(tx, vm, r, &volume.Placement{})

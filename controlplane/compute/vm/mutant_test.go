@@ -25,5 +25,8 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.KeepLostAttachment, TestVMOfLostHost, "waits until another host has ended the attachment")
 	mutanttest.Notices(t, mutant.TwoMigrationHolders, TestMigrationIsUndone, "the target must destroy the VM")
 	mutanttest.Notices(t, mutant.ReserveNewSize, TestResizeOfRunningVM, "the host may still run the larger process")
+	mutanttest.Notices(t, mutant.PlaceOnDraining, TestDrainedHostGetsNoVM, "a VM was placed on a host that is drained")
+	mutanttest.Notices(t, mutant.StartInMaintenance, TestDrain, "a VM was started on a host in maintenance")
+	mutanttest.Notices(t, mutant.MaintenanceEarly, TestDrainOfTarget, "a host to which a VM is being migrated is in maintenance")
 	mutanttest.Notices(t, mutant.AllocateTwice, TestConcurrentCreatesShareNoCapacity, "more VMs than the host has room for")
 }

@@ -71,7 +71,9 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out 
 			}
 			switch q.Action {
 			case start:
-				err = vm.Apply(cloud.StartRequested, tx.Now())
+				if err = checkMaintenance(tx, vm); err == nil {
+					err = vm.Apply(cloud.StartRequested, tx.Now())
+				}
 			case stop:
 				err = vm.Stop(q.GraceMS, tx.Now())
 			case reboot:

@@ -96,7 +96,7 @@ func New(opts Options) *Service {
 	}
 	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand,
 		attachNICCommand, detachNICCommand, recoverCommand, attachDiskCommand, detachDiskCommand, migrateCommand, cancelMigrationCommand,
-		progressCommand, capacityCommand, rebalanceCommand)
+		progressCommand, capacityCommand, rebalanceCommand, getDrainCommand)
 	return s
 }
 

@@ -199,6 +199,8 @@ var rules = map[Method]Rule{
 	operators + "CreateNodeToken":   {Nowhere, nil},
 	operators + "EvictNode":         {Nowhere, nil},
 	operators + "FenceNode":         {Nowhere, nil},
+	operators + "GetDrain":          {Nowhere, nil},
+	operators + "CancelDrain":       {Nowhere, nil},
 	operators + "GetCapacity":       {Nowhere, nil},
 	operators + "RebalanceCluster":  {Nowhere, nil},
 	operators + "BanNode":           {Nowhere, nil},

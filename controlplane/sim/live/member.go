@@ -181,6 +181,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 			{Name: "settle vms", Every: vm.SettleEvery, Run: p.vms.Settle},
 			{Name: "recover vms", Every: vm.RecoverEvery, Run: p.vms.Recover},
 			{Name: "step live migrations", Every: vm.MigrateEvery, Run: p.vms.StepMigrations},
+			{Name: "drain hosts", Every: vm.DrainEvery, Run: p.vms.StepDrains},
 			{Name: "place volumes", Every: volume.PlaceEvery, Run: p.placeVolumes},
 			{Name: "create and delete scheduled snapshots", Every: snapshot.ScheduleEvery, Run: p.snapshots.RunSchedules},
 			{Name: "free rested addresses", Every: network.FreeEvery, Run: p.networks.FreeRested},

@@ -2729,7 +2729,7 @@ func (*ReportResponse) Descriptor() ([]byte, []int) {
 // NodeFacts describes the host beyond its heartbeat.
 type NodeFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Not read by this version of the control plane.
+	// The boot ID of the host's kernel, at most 128 bytes. It changes when the host boots again.
 	BootId string `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	// Not read by this version of the control plane, which records the heartbeat's.
 	AgentVersion string `protobuf:"bytes,2,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`

@@ -2775,6 +2775,423 @@ func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
 	return file_operator_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
+type GetDrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDrainRequest) Reset() {
+	*x = GetDrainRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDrainRequest) ProtoMessage() {}
+
+func (x *GetDrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDrainRequest.ProtoReflect.Descriptor instead.
+func (*GetDrainRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *GetDrainRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+type GetDrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Drain *Drain                 `protobuf:"bytes,1,opt,name=drain,proto3" json:"drain,omitempty"`
+	// The boot ID of the host's kernel, as its agent has last reported it. It changes when the host boots again. Empty if
+	// the agent does not report it.
+	BootId        string `protobuf:"bytes,2,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDrainResponse) Reset() {
+	*x = GetDrainResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDrainResponse) ProtoMessage() {}
+
+func (x *GetDrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDrainResponse.ProtoReflect.Descriptor instead.
+func (*GetDrainResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *GetDrainResponse) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+func (x *GetDrainResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+// Drain is the request to move all VMs that run on a host to other hosts, and how far it is.
+type Drain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// MOVING, EMPTY (no VM runs on the host, which is in MAINTENANCE) or INCOMPLETE (the drain has ended while VMs ran on
+	// the host, which is CORDONED).
+	Phase       string `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`
+	RequestedBy string `protobuf:"bytes,2,opt,name=requested_by,json=requestedBy,proto3" json:"requested_by,omitempty"`
+	// VMs that cannot be moved are shut down.
+	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	// Unix milliseconds, as in the other fields.
+	BeganAt int64 `protobuf:"varint,4,opt,name=began_at,json=beganAt,proto3" json:"began_at,omitempty"`
+	// When the drain ends even if VMs run on the host.
+	Deadline int64 `protobuf:"varint,5,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// 0 in the phase MOVING.
+	EndedAt int64 `protobuf:"varint,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// How the drain has ended.
+	Result string `protobuf:"bytes,7,opt,name=result,proto3" json:"result,omitempty"`
+	// First the VMs on the host, in the order in which they are moved, and then those that have left.
+	Vms           []*DrainedVm `protobuf:"bytes,8,rep,name=vms,proto3" json:"vms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_operator_v1_operator_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Drain) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Drain) GetRequestedBy() string {
+	if x != nil {
+		return x.RequestedBy
+	}
+	return ""
+}
+
+func (x *Drain) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *Drain) GetBeganAt() int64 {
+	if x != nil {
+		return x.BeganAt
+	}
+	return 0
+}
+
+func (x *Drain) GetDeadline() int64 {
+	if x != nil {
+		return x.Deadline
+	}
+	return 0
+}
+
+func (x *Drain) GetEndedAt() int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return 0
+}
+
+func (x *Drain) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *Drain) GetVms() []*DrainedVm {
+	if x != nil {
+		return x.Vms
+	}
+	return nil
+}
+
+// DrainedVm is a VM that a drain concerns.
+type DrainedVm struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	VmId      string                 `protobuf:"bytes,1,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	OrgId     string                 `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId string                 `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	// WAITING, MOVING, CANNOT_MOVE (it is tried again if the reason says so), SHUTTING_DOWN, STAYS (it does not run), MOVED
+	// or SHUT_DOWN.
+	Status string `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
+	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The number of failed tries to move the VM.
+	FailedTries uint32 `protobuf:"varint,7,opt,name=failed_tries,json=failedTries,proto3" json:"failed_tries,omitempty"`
+	// The host to which the VM is being moved or was moved.
+	ToNodeId string `protobuf:"bytes,8,opt,name=to_node_id,json=toNodeId,proto3" json:"to_node_id,omitempty"`
+	To       string `protobuf:"bytes,9,opt,name=to,proto3" json:"to,omitempty"`
+	// The progress of the migration in bytes of memory and disks. 0 if it is not known.
+	TotalBytes    uint64 `protobuf:"varint,10,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	SentBytes     uint64 `protobuf:"varint,11,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainedVm) Reset() {
+	*x = DrainedVm{}
+	mi := &file_operator_v1_operator_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainedVm) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainedVm) ProtoMessage() {}
+
+func (x *DrainedVm) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainedVm.ProtoReflect.Descriptor instead.
+func (*DrainedVm) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *DrainedVm) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetFailedTries() uint32 {
+	if x != nil {
+		return x.FailedTries
+	}
+	return 0
+}
+
+func (x *DrainedVm) GetToNodeId() string {
+	if x != nil {
+		return x.ToNodeId
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *DrainedVm) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *DrainedVm) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+type CancelDrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelDrainRequest) Reset() {
+	*x = CancelDrainRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDrainRequest) ProtoMessage() {}
+
+func (x *CancelDrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDrainRequest.ProtoReflect.Descriptor instead.
+func (*CancelDrainRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *CancelDrainRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+type CancelDrainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelDrainResponse) Reset() {
+	*x = CancelDrainResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDrainResponse) ProtoMessage() {}
+
+func (x *CancelDrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDrainResponse.ProtoReflect.Descriptor instead.
+func (*CancelDrainResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{50}
+}
+
 type ReadConsoleLogRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// This and project_id may be empty, as in VmService.
@@ -2791,7 +3208,7 @@ type ReadConsoleLogRequest struct {
 
 func (x *ReadConsoleLogRequest) Reset() {
 	*x = ReadConsoleLogRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	mi := &file_operator_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +3220,7 @@ func (x *ReadConsoleLogRequest) String() string {
 func (*ReadConsoleLogRequest) ProtoMessage() {}
 
 func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	mi := &file_operator_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +3233,7 @@ func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReadConsoleLogRequest) GetOrgId() string {
@@ -2864,7 +3281,7 @@ type ReadConsoleLogResponse struct {
 
 func (x *ReadConsoleLogResponse) Reset() {
 	*x = ReadConsoleLogResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	mi := &file_operator_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3293,7 @@ func (x *ReadConsoleLogResponse) String() string {
 func (*ReadConsoleLogResponse) ProtoMessage() {}
 
 func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	mi := &file_operator_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3306,7 @@ func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogResponse.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReadConsoleLogResponse) GetData() []byte {
@@ -3101,7 +3518,41 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x13\n" +
 	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"\x19\n" +
-	"\x17CancelMigrationResponse\"\x99\x01\n" +
+	"\x17CancelMigrationResponse\"*\n" +
+	"\x0fGetDrainRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"U\n" +
+	"\x10GetDrainResponse\x12(\n" +
+	"\x05drain\x18\x01 \x01(\v2\x12.operator.v1.DrainR\x05drain\x12\x17\n" +
+	"\aboot_id\x18\x02 \x01(\tR\x06bootId\"\xea\x01\n" +
+	"\x05Drain\x12\x14\n" +
+	"\x05phase\x18\x01 \x01(\tR\x05phase\x12!\n" +
+	"\frequested_by\x18\x02 \x01(\tR\vrequestedBy\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x19\n" +
+	"\bbegan_at\x18\x04 \x01(\x03R\abeganAt\x12\x1a\n" +
+	"\bdeadline\x18\x05 \x01(\x03R\bdeadline\x12\x19\n" +
+	"\bended_at\x18\x06 \x01(\x03R\aendedAt\x12\x16\n" +
+	"\x06result\x18\a \x01(\tR\x06result\x12(\n" +
+	"\x03vms\x18\b \x03(\v2\x16.operator.v1.DrainedVmR\x03vms\"\xab\x02\n" +
+	"\tDrainedVm\x12\x13\n" +
+	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\x12\x16\n" +
+	"\x06status\x18\x05 \x01(\tR\x06status\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12!\n" +
+	"\ffailed_tries\x18\a \x01(\rR\vfailedTries\x12\x1c\n" +
+	"\n" +
+	"to_node_id\x18\b \x01(\tR\btoNodeId\x12\x0e\n" +
+	"\x02to\x18\t \x01(\tR\x02to\x12\x1f\n" +
+	"\vtotal_bytes\x18\n" +
+	" \x01(\x04R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\v \x01(\x04R\tsentBytes\"-\n" +
+	"\x12CancelDrainRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"\x15\n" +
+	"\x13CancelDrainResponse\"\x99\x01\n" +
 	"\x15ReadConsoleLogRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -3111,7 +3562,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"tail_bytes\x18\x05 \x01(\x04R\ttailBytes\",\n" +
 	"\x16ReadConsoleLogResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xe7\f\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\x82\x0e\n" +
 	"\x0fOperatorService\x12V\n" +
 	"\rClusterStatus\x12!.operator.v1.ClusterStatusRequest\x1a\".operator.v1.ClusterStatusResponse\x12J\n" +
 	"\tAddMember\x12\x1d.operator.v1.AddMemberRequest\x1a\x1e.operator.v1.AddMemberResponse\x12V\n" +
@@ -3131,7 +3582,9 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\x11CreateMemberToken\x12%.operator.v1.CreateMemberTokenRequest\x1a&.operator.v1.CreateMemberTokenResponse\x12[\n" +
 	"\x0eReadConsoleLog\x12\".operator.v1.ReadConsoleLogRequest\x1a#.operator.v1.ReadConsoleLogResponse0\x01\x12S\n" +
 	"\fGetMigration\x12 .operator.v1.GetMigrationRequest\x1a!.operator.v1.GetMigrationResponse\x12\\\n" +
-	"\x0fCancelMigration\x12#.operator.v1.CancelMigrationRequest\x1a$.operator.v1.CancelMigrationResponseB>Z<github.com/trivet-cloud/trivet/protos/operator/v1;operatorv1b\x06proto3"
+	"\x0fCancelMigration\x12#.operator.v1.CancelMigrationRequest\x1a$.operator.v1.CancelMigrationResponse\x12G\n" +
+	"\bGetDrain\x12\x1c.operator.v1.GetDrainRequest\x1a\x1d.operator.v1.GetDrainResponse\x12P\n" +
+	"\vCancelDrain\x12\x1f.operator.v1.CancelDrainRequest\x1a .operator.v1.CancelDrainResponseB>Z<github.com/trivet-cloud/trivet/protos/operator/v1;operatorv1b\x06proto3"
 
 var (
 	file_operator_v1_operator_proto_rawDescOnce sync.Once
@@ -3145,7 +3598,7 @@ func file_operator_v1_operator_proto_rawDescGZIP() []byte {
 	return file_operator_v1_operator_proto_rawDescData
 }
 
-var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_operator_v1_operator_proto_goTypes = []any{
 	(*ClusterStatusRequest)(nil),      // 0: operator.v1.ClusterStatusRequest
 	(*ClusterStatusResponse)(nil),     // 1: operator.v1.ClusterStatusResponse
@@ -3192,8 +3645,14 @@ var file_operator_v1_operator_proto_goTypes = []any{
 	(*Migration)(nil),                 // 42: operator.v1.Migration
 	(*CancelMigrationRequest)(nil),    // 43: operator.v1.CancelMigrationRequest
 	(*CancelMigrationResponse)(nil),   // 44: operator.v1.CancelMigrationResponse
-	(*ReadConsoleLogRequest)(nil),     // 45: operator.v1.ReadConsoleLogRequest
-	(*ReadConsoleLogResponse)(nil),    // 46: operator.v1.ReadConsoleLogResponse
+	(*GetDrainRequest)(nil),           // 45: operator.v1.GetDrainRequest
+	(*GetDrainResponse)(nil),          // 46: operator.v1.GetDrainResponse
+	(*Drain)(nil),                     // 47: operator.v1.Drain
+	(*DrainedVm)(nil),                 // 48: operator.v1.DrainedVm
+	(*CancelDrainRequest)(nil),        // 49: operator.v1.CancelDrainRequest
+	(*CancelDrainResponse)(nil),       // 50: operator.v1.CancelDrainResponse
+	(*ReadConsoleLogRequest)(nil),     // 51: operator.v1.ReadConsoleLogRequest
+	(*ReadConsoleLogResponse)(nil),    // 52: operator.v1.ReadConsoleLogResponse
 }
 var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: operator.v1.ClusterStatusResponse.members:type_name -> operator.v1.Member
@@ -3216,49 +3675,55 @@ var file_operator_v1_operator_proto_depIdxs = []int32{
 	34, // 17: operator.v1.HostCapacity.loss:type_name -> operator.v1.HostLoss
 	37, // 18: operator.v1.RebalanceClusterResponse.moves:type_name -> operator.v1.Move
 	42, // 19: operator.v1.GetMigrationResponse.migration:type_name -> operator.v1.Migration
-	0,  // 20: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
-	3,  // 21: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
-	5,  // 22: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
-	7,  // 23: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
-	9,  // 24: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
-	11, // 25: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
-	13, // 26: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
-	17, // 27: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
-	19, // 28: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
-	21, // 29: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
-	30, // 30: operator.v1.OperatorService.GetCapacity:input_type -> operator.v1.GetCapacityRequest
-	35, // 31: operator.v1.OperatorService.RebalanceCluster:input_type -> operator.v1.RebalanceClusterRequest
-	23, // 32: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
-	26, // 33: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
-	28, // 34: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
-	38, // 35: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
-	45, // 36: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
-	40, // 37: operator.v1.OperatorService.GetMigration:input_type -> operator.v1.GetMigrationRequest
-	43, // 38: operator.v1.OperatorService.CancelMigration:input_type -> operator.v1.CancelMigrationRequest
-	1,  // 39: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
-	4,  // 40: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
-	6,  // 41: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
-	8,  // 42: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
-	10, // 43: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
-	12, // 44: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
-	14, // 45: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
-	18, // 46: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
-	20, // 47: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
-	22, // 48: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
-	31, // 49: operator.v1.OperatorService.GetCapacity:output_type -> operator.v1.GetCapacityResponse
-	36, // 50: operator.v1.OperatorService.RebalanceCluster:output_type -> operator.v1.RebalanceClusterResponse
-	24, // 51: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
-	27, // 52: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
-	29, // 53: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
-	39, // 54: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
-	46, // 55: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
-	41, // 56: operator.v1.OperatorService.GetMigration:output_type -> operator.v1.GetMigrationResponse
-	44, // 57: operator.v1.OperatorService.CancelMigration:output_type -> operator.v1.CancelMigrationResponse
-	39, // [39:58] is the sub-list for method output_type
-	20, // [20:39] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	47, // 20: operator.v1.GetDrainResponse.drain:type_name -> operator.v1.Drain
+	48, // 21: operator.v1.Drain.vms:type_name -> operator.v1.DrainedVm
+	0,  // 22: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
+	3,  // 23: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
+	5,  // 24: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
+	7,  // 25: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
+	9,  // 26: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
+	11, // 27: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
+	13, // 28: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
+	17, // 29: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
+	19, // 30: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
+	21, // 31: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
+	30, // 32: operator.v1.OperatorService.GetCapacity:input_type -> operator.v1.GetCapacityRequest
+	35, // 33: operator.v1.OperatorService.RebalanceCluster:input_type -> operator.v1.RebalanceClusterRequest
+	23, // 34: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
+	26, // 35: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
+	28, // 36: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
+	38, // 37: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
+	51, // 38: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
+	40, // 39: operator.v1.OperatorService.GetMigration:input_type -> operator.v1.GetMigrationRequest
+	43, // 40: operator.v1.OperatorService.CancelMigration:input_type -> operator.v1.CancelMigrationRequest
+	45, // 41: operator.v1.OperatorService.GetDrain:input_type -> operator.v1.GetDrainRequest
+	49, // 42: operator.v1.OperatorService.CancelDrain:input_type -> operator.v1.CancelDrainRequest
+	1,  // 43: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
+	4,  // 44: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
+	6,  // 45: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
+	8,  // 46: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
+	10, // 47: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
+	12, // 48: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
+	14, // 49: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
+	18, // 50: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
+	20, // 51: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
+	22, // 52: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
+	31, // 53: operator.v1.OperatorService.GetCapacity:output_type -> operator.v1.GetCapacityResponse
+	36, // 54: operator.v1.OperatorService.RebalanceCluster:output_type -> operator.v1.RebalanceClusterResponse
+	24, // 55: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
+	27, // 56: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
+	29, // 57: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
+	39, // 58: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
+	52, // 59: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
+	41, // 60: operator.v1.OperatorService.GetMigration:output_type -> operator.v1.GetMigrationResponse
+	44, // 61: operator.v1.OperatorService.CancelMigration:output_type -> operator.v1.CancelMigrationResponse
+	46, // 62: operator.v1.OperatorService.GetDrain:output_type -> operator.v1.GetDrainResponse
+	50, // 63: operator.v1.OperatorService.CancelDrain:output_type -> operator.v1.CancelDrainResponse
+	43, // [43:64] is the sub-list for method output_type
+	22, // [22:43] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_operator_v1_operator_proto_init() }
@@ -3272,7 +3737,7 @@ func file_operator_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_operator_v1_operator_proto_rawDesc), len(file_operator_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

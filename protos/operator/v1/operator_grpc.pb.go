@@ -51,6 +51,8 @@ const (
 	OperatorService_ReadConsoleLog_FullMethodName    = "/operator.v1.OperatorService/ReadConsoleLog"
 	OperatorService_GetMigration_FullMethodName      = "/operator.v1.OperatorService/GetMigration"
 	OperatorService_CancelMigration_FullMethodName   = "/operator.v1.OperatorService/CancelMigration"
+	OperatorService_GetDrain_FullMethodName          = "/operator.v1.OperatorService/GetDrain"
+	OperatorService_CancelDrain_FullMethodName       = "/operator.v1.OperatorService/CancelDrain"
 )
 
 // OperatorServiceClient is the client API for OperatorService service.
@@ -156,6 +158,13 @@ type OperatorServiceClient interface {
 	// durable when the call returns. Without a migration nothing changes, so repeats do no harm. FAILED_PRECONDITION
 	// (MIGRATION_AT_SWITCHOVER): the switchover has begun. NOT_FOUND: the VM.
 	CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error)
+	// GetDrain returns the drain of a host (see NodeService.DrainNode) with the VMs that it concerns. It does not wait, and
+	// may be repeated. drain is empty if the host was not drained since it was last uncordoned. NOT_FOUND: the host.
+	// UNAVAILABLE: there is no leader.
+	GetDrain(ctx context.Context, in *GetDrainRequest, opts ...grpc.CallOption) (*GetDrainResponse, error)
+	// CancelDrain ends the drain of a host, which is CORDONED then. Migrations that have begun go on. It is durable when
+	// the call returns. It changes nothing if the host is not DRAINING, so repeats do no harm. NOT_FOUND: the host.
+	CancelDrain(ctx context.Context, in *CancelDrainRequest, opts ...grpc.CallOption) (*CancelDrainResponse, error)
 }
 
 type operatorServiceClient struct {
@@ -374,6 +383,26 @@ func (c *operatorServiceClient) CancelMigration(ctx context.Context, in *CancelM
 	return out, nil
 }
 
+func (c *operatorServiceClient) GetDrain(ctx context.Context, in *GetDrainRequest, opts ...grpc.CallOption) (*GetDrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetDrainResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetDrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) CancelDrain(ctx context.Context, in *CancelDrainRequest, opts ...grpc.CallOption) (*CancelDrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelDrainResponse)
+	err := c.cc.Invoke(ctx, OperatorService_CancelDrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServiceServer is the server API for OperatorService service.
 // All implementations must embed UnimplementedOperatorServiceServer
 // for forward compatibility.
@@ -477,6 +506,13 @@ type OperatorServiceServer interface {
 	// durable when the call returns. Without a migration nothing changes, so repeats do no harm. FAILED_PRECONDITION
 	// (MIGRATION_AT_SWITCHOVER): the switchover has begun. NOT_FOUND: the VM.
 	CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error)
+	// GetDrain returns the drain of a host (see NodeService.DrainNode) with the VMs that it concerns. It does not wait, and
+	// may be repeated. drain is empty if the host was not drained since it was last uncordoned. NOT_FOUND: the host.
+	// UNAVAILABLE: there is no leader.
+	GetDrain(context.Context, *GetDrainRequest) (*GetDrainResponse, error)
+	// CancelDrain ends the drain of a host, which is CORDONED then. Migrations that have begun go on. It is durable when
+	// the call returns. It changes nothing if the host is not DRAINING, so repeats do no harm. NOT_FOUND: the host.
+	CancelDrain(context.Context, *CancelDrainRequest) (*CancelDrainResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
 }
 
@@ -543,6 +579,12 @@ func (UnimplementedOperatorServiceServer) GetMigration(context.Context, *GetMigr
 }
 func (UnimplementedOperatorServiceServer) CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelMigration not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetDrain(context.Context, *GetDrainRequest) (*GetDrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetDrain not implemented")
+}
+func (UnimplementedOperatorServiceServer) CancelDrain(context.Context, *CancelDrainRequest) (*CancelDrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelDrain not implemented")
 }
 func (UnimplementedOperatorServiceServer) mustEmbedUnimplementedOperatorServiceServer() {}
 func (UnimplementedOperatorServiceServer) testEmbeddedByValue()                         {}
@@ -893,6 +935,42 @@ func _OperatorService_CancelMigration_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetDrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetDrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetDrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetDrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetDrain(ctx, req.(*GetDrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_CancelDrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelDrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).CancelDrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_CancelDrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).CancelDrain(ctx, req.(*CancelDrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // OperatorService_ServiceDesc is the grpc.ServiceDesc for OperatorService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -967,6 +1045,14 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelMigration",
 			Handler:    _OperatorService_CancelMigration_Handler,
+		},
+		{
+			MethodName: "GetDrain",
+			Handler:    _OperatorService_GetDrain_Handler,
+		},
+		{
+			MethodName: "CancelDrain",
+			Handler:    _OperatorService_CancelDrain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -44,9 +44,10 @@ const (
 	NodeState_NODE_STATE_NOT_READY NodeState = 2
 	// CordonNode, EvictNode or BanNode keep new VMs away. A host that is NOT_READY and cordoned is NOT_READY.
 	NodeState_NODE_STATE_CORDONED NodeState = 3
-	// Not used by this version.
+	// The VMs that run here are being moved to other hosts (DrainNode). No new VMs. A host that sends no heartbeats is
+	// NOT_READY, also in this state and the next one.
 	NodeState_NODE_STATE_DRAINING NodeState = 4
-	// Not used by this version.
+	// A drain has ended, and no VM runs here. None is started until UncordonNode.
 	NodeState_NODE_STATE_MAINTENANCE NodeState = 5
 )
 

@@ -51,12 +51,24 @@ type NodeServiceClient interface {
 	// GetNode returns a host. NOT_FOUND; UNAVAILABLE without a leader.
 	GetNode(ctx context.Context, in *GetNodeRequest, opts ...grpc.CallOption) (*Node, error)
 	// CordonNode keeps new VMs off a host; VMs that are placed there stay and can be started. It is durable when the
-	// call returns, and lasts until UncordonNode. Repeats change nothing. NOT_FOUND.
+	// call returns, and lasts until UncordonNode. Repeats change nothing, and neither does the call for a host that is
+	// DRAINING or in MAINTENANCE, which is cordoned already. NOT_FOUND.
 	CordonNode(ctx context.Context, in *CordonNodeRequest, opts ...grpc.CallOption) (*Node, error)
-	// UncordonNode lets new VMs be placed on a host again. Repeats change nothing. It does not lift a ban or an
-	// eviction. NOT_FOUND.
+	// UncordonNode lets new VMs be placed on a host again. It also ends a drain or the maintenance of the host. Migrations
+	// that a drain has begun go on; VMs that it has moved or shut down stay as they are. Repeats change nothing. It does not
+	// lift a ban or an eviction. NOT_FOUND.
 	UncordonNode(ctx context.Context, in *UncordonNodeRequest, opts ...grpc.CallOption) (*Node, error)
-	// DrainNode is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for node_id.
+	// DrainNode requests that all VMs that run on a host are moved to other hosts, and returns the host as DRAINING. The
+	// request is durable when the call returns; the call does not wait for the moves. The leader migrates two VMs at a time,
+	// those with the highest trivet/ha-priority first, and tries failed migrations again. When no VM runs on the host any
+	// more, the host is in MAINTENANCE: StartVm of a VM that is placed there is FAILED_PRECONDITION (NODE_IN_MAINTENANCE).
+	// VMs that do not run stay on the host. With force, VMs that cannot be moved are shut down as by StopVm, after the
+	// others have left. If VMs still run on the host after timeout_seconds, the drain ends, and the host is CORDONED.
+	// UncordonNode ends a drain. operator.v1.GetDrain returns the progress.
+	//
+	// A repeat during a drain sets force and a new timeout, and keeps what was done. A host in MAINTENANCE is not changed.
+	// INVALID_ARGUMENT: timeout_seconds is above 86400; 0 means 3600. FAILED_PRECONDITION (NODE_NOT_READY): the host does
+	// not answer. NOT_FOUND.
 	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (*Node, error)
 	// HeartbeatNode is for agents, on port 7443 with the host's certificate; on port 50051 it is PERMISSION_DENIED. An
 	// agent sends it every 5 s. It returns after a majority has confirmed that the receiving member still leads: the
@@ -151,12 +163,24 @@ type NodeServiceServer interface {
 	// GetNode returns a host. NOT_FOUND; UNAVAILABLE without a leader.
 	GetNode(context.Context, *GetNodeRequest) (*Node, error)
 	// CordonNode keeps new VMs off a host; VMs that are placed there stay and can be started. It is durable when the
-	// call returns, and lasts until UncordonNode. Repeats change nothing. NOT_FOUND.
+	// call returns, and lasts until UncordonNode. Repeats change nothing, and neither does the call for a host that is
+	// DRAINING or in MAINTENANCE, which is cordoned already. NOT_FOUND.
 	CordonNode(context.Context, *CordonNodeRequest) (*Node, error)
-	// UncordonNode lets new VMs be placed on a host again. Repeats change nothing. It does not lift a ban or an
-	// eviction. NOT_FOUND.
+	// UncordonNode lets new VMs be placed on a host again. It also ends a drain or the maintenance of the host. Migrations
+	// that a drain has begun go on; VMs that it has moved or shut down stay as they are. Repeats change nothing. It does not
+	// lift a ban or an eviction. NOT_FOUND.
 	UncordonNode(context.Context, *UncordonNodeRequest) (*Node, error)
-	// DrainNode is not served by this version: UNIMPLEMENTED, after INVALID_ARGUMENT for node_id.
+	// DrainNode requests that all VMs that run on a host are moved to other hosts, and returns the host as DRAINING. The
+	// request is durable when the call returns; the call does not wait for the moves. The leader migrates two VMs at a time,
+	// those with the highest trivet/ha-priority first, and tries failed migrations again. When no VM runs on the host any
+	// more, the host is in MAINTENANCE: StartVm of a VM that is placed there is FAILED_PRECONDITION (NODE_IN_MAINTENANCE).
+	// VMs that do not run stay on the host. With force, VMs that cannot be moved are shut down as by StopVm, after the
+	// others have left. If VMs still run on the host after timeout_seconds, the drain ends, and the host is CORDONED.
+	// UncordonNode ends a drain. operator.v1.GetDrain returns the progress.
+	//
+	// A repeat during a drain sets force and a new timeout, and keeps what was done. A host in MAINTENANCE is not changed.
+	// INVALID_ARGUMENT: timeout_seconds is above 86400; 0 means 3600. FAILED_PRECONDITION (NODE_NOT_READY): the host does
+	// not answer. NOT_FOUND.
 	DrainNode(context.Context, *DrainNodeRequest) (*Node, error)
 	// HeartbeatNode is for agents, on port 7443 with the host's certificate; on port 50051 it is PERMISSION_DENIED. An
 	// agent sends it every 5 s. It returns after a majority has confirmed that the receiving member still leads: the

@@ -1,0 +1,116 @@
+package drain
+
+import (
+	"slices"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+// Activity is what a VM does on a drained host.
+type Activity uint8
+
+const (
+	// Off: the VM does not run, and no call has requested that it runs.
+	Off Activity = iota
+	// Running: the VM runs and can be migrated.
+	Running
+	// Fixed: the VM runs, or may run, and cannot be migrated.
+	Fixed
+	// Changing: the VM starts, stops, reboots or changes devices, or its host does not answer. It is looked at again
+	// later.
+	Changing
+	// Leaving: the VM is being migrated to another host.
+	Leaving
+	// Arriving: the VM is being migrated to the drained host.
+	Arriving
+	// Removing: the VM has left the host or was deleted, and the host has not reported yet that it has removed the VM.
+	Removing
+)
+
+func (a Activity) String() string {
+	return [...]string{"off", "running", "fixed", "changing", "leaving", "arriving", "removing"}[min(a, Removing)]
+}
+
+// Blocks reports whether the host is not empty because of a VM with this activity.
+func (a Activity) Blocks() bool { return a != Off && !mutant.On(mutant.MaintenanceEarly) }
+
+// rank orders VMs: those that do not run are last.
+func (a Activity) rank() int {
+	if a == Off || a == Removing {
+		return 1
+	}
+	return 0
+}
+
+// Status is how far the drain is with a VM.
+type Status uint8
+
+const (
+	// Waiting: the VM is not moved yet.
+	Waiting Status = iota
+	// Moving: the VM is being moved.
+	Moving
+	// CannotMove: the VM runs and cannot be moved.
+	CannotMove
+	// ShuttingDown: the VM is being shut down because it cannot be moved.
+	ShuttingDown
+	// Stays: the VM does not run and stays on the host.
+	Stays
+	// Moved: the drain has moved the VM to another host.
+	Moved
+	// ShutDownDone: the drain has shut the VM down.
+	ShutDownDone
+)
+
+func (s Status) String() string {
+	return [...]string{"WAITING", "MOVING", "CANNOT_MOVE", "SHUTTING_DOWN", "STAYS", "MOVED", "SHUT_DOWN"}[min(s, ShutDownDone)]
+}
+
+// ActivityOf returns what a VM that is placed on the host on does there, and why. The parameter obstacle is the reason
+// why the VM cannot be migrated although it is RUNNING, or "" if it can. silent is true if the host does not answer.
+func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle string, silent bool) (Activity, string) {
+	switch m := vm.Migration; {
+	case m != nil && m.Source == on:
+		return Leaving, ""
+	case m != nil:
+		return Arriving, "is being migrated to this host"
+	case vm.Node != on:
+		return Removing, "has left, and the host has not removed it yet"
+	}
+	wanted := vm.Desired.On || vm.Desired.StartAfterStop
+	process := vm.Status.Actual == cloud.Running || vm.Status.Actual == cloud.Starting || vm.Status.Actual == cloud.Stopping
+	switch vm.State {
+	case cloud.Error:
+		if !wanted && !process {
+			return Off, "is in ERROR and does not run"
+		}
+		if !silent {
+			return Fixed, "is in ERROR and may still run"
+		}
+	case cloud.Stopped, cloud.Failed, cloud.Creating:
+		if !wanted {
+			return Off, "is " + vm.State.String() + " and stays on this host"
+		}
+	}
+	switch {
+	case silent:
+		return Changing, "is on a host that does not answer"
+	case vm.State != cloud.Running:
+		return Changing, "is " + vm.State.String()
+	case !vm.Desired.On:
+		return Changing, "is to be stopped"
+	case vm.Desired.Reboots > vm.Status.RebootsDone || vm.Desired.Resets > vm.Status.ResetsDone:
+		return Changing, "is being rebooted"
+	case changesDevices(vm):
+		return Changing, "has a device that is being attached or detached"
+	case obstacle != "":
+		return Fixed, obstacle
+	}
+	return Running, ""
+}
+
+func changesDevices(vm *cloud.VM) bool {
+	return slices.ContainsFunc(vm.Spec.Disks, func(d cloud.Disk) bool { return d.Change != cloud.DeviceUnchanged }) ||
+		slices.ContainsFunc(vm.Spec.Network, func(n cloud.NIC) bool { return n.Change != cloud.DeviceUnchanged })
+}
