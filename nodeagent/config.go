@@ -39,6 +39,9 @@ type Config struct {
 	// UIDRange is a range of uids: the first and the last one, with a dash between them. The QEMU of each VM runs with
 	// its own uid of this range.
 	UIDRange string `yaml:"uid_range"`
+	// DedicatedCPUs is a list of CPUs of the host, such as "2-5,8", for VMs with dedicated CPUs. Other VMs do not run on
+	// these CPUs.
+	DedicatedCPUs string `yaml:"dedicated_cpus"`
 	// Cgroup is the parent of the guests' control groups, relative to the cgroup mounts.
 	Cgroup string `yaml:"cgroup"`
 	// MetricsListen is the address that serves /metrics and /health; empty disables both.
@@ -162,6 +165,7 @@ var configSettings = []setting{
 	}},
 	{"reserve-memory-mib", "`MiB` that the host keeps for itself", number(func(c *Config) *uint64 { return &c.Reserve.MemoryMiB })},
 	{"reserve-storage-gib", "`GiB` that the host keeps for itself", number(func(c *Config) *uint64 { return &c.Reserve.StorageGiB })},
+	{"dedicated-cpus", "`list` of CPUs such as 2-5,8 for VMs with dedicated CPUs", text(func(c *Config) *string { return &c.DedicatedCPUs })},
 	{"uid-range", "`first-last` uid of guests", text(func(c *Config) *string { return &c.UIDRange })},
 	{"cgroup", "`path` of the guests' control groups", text(func(c *Config) *string { return &c.Cgroup })},
 	{"metrics-listen", "`address` of /metrics and /health", text(func(c *Config) *string { return &c.MetricsListen })},

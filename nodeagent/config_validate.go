@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/nodeagent/facts"
+	"github.com/trivet-cloud/trivet/nodeagent/pinning"
 	"github.com/trivet-cloud/trivet/nodeagent/uplink"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -58,6 +59,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Watchdog != "" && !filepath.IsAbs(c.Watchdog) {
 		return fmt.Errorf("watchdog: %q is not an absolute path", c.Watchdog)
+	}
+	if _, err := pinning.ParseList(c.DedicatedCPUs); err != nil {
+		return fmt.Errorf("dedicated_cpus: %w", err)
 	}
 	if c.MetricsListen != "" {
 		if _, _, err := net.SplitHostPort(c.MetricsListen); err != nil {

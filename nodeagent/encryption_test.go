@@ -137,9 +137,9 @@ func TestEncryptionIsRepaired(t *testing.T) {
 // TestEncryptionIsDescribed checks that the control plane learns that the host encrypts, and what it lacks for that.
 func TestEncryptionIsDescribed(t *testing.T) {
 	c := Default()
-	require.NotContains(t, describe(c, facts.Host{}, facts.Accelerator{}).heartbeat().GetLabels(), encryptLabel)
+	require.NotContains(t, describe(c, facts.Host{}, facts.Accelerator{}, hostCPUs{}).heartbeat().GetLabels(), encryptLabel)
 	c.Network.Encrypt = true
-	require.Equal(t, "true", describe(c, facts.Host{}, facts.Accelerator{}).heartbeat().GetLabels()[encryptLabel])
+	require.Equal(t, "true", describe(c, facts.Host{}, facts.Accelerator{}, hostCPUs{}).heartbeat().GetLabels()[encryptLabel])
 
 	n := &networks{description: &agentv1.HostNetwork{}}
 	missing := n.describeEncryption(t.Context())

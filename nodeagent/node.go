@@ -26,14 +26,16 @@ type node struct {
 	pools       func() []*agentv1.StoragePool // returns none until the pools have been opened
 	rbdProblem  string                        // why the host serves no RBD volumes, or ""
 	machines    facts.Machines
+	cpus        hostCPUs
 }
 
 // describe returns the node of a host with these settings, properties and accelerator.
-func describe(c Config, host facts.Host, accel facts.Accelerator) *node {
+func describe(c Config, host facts.Host, accel facts.Accelerator, cpus hostCPUs) *node {
 	reserve := facts.Resources(c.Reserve)
 	reserve.MemoryMiB += host.HugepagesMiB
+	reserve.VCPUs += uint32(len(cpus.dedicated))
 	n := &node{
-		host: host, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
+		host: host, cpus: cpus, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
 		allocatable: facts.Allocatable(host.Capacity, reserve, facts.Overcommit(c.Overcommit)),
 		pools:       func() []*agentv1.StoragePool { return nil },
 	}
@@ -56,23 +58,27 @@ func (n *node) facts() *agentv1.NodeFacts {
 		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
 		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
 		LiveMigration: true, Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem, RbdEncryption: n.rbdProblem == "",
-		MachineFeatures: machineFeatures(n.machines, n.host.HugepagesMiB), HugepagesMib: n.host.HugepagesMiB,
+		MachineFeatures: n.machineFeatures(), HugepagesMib: n.host.HugepagesMiB,
+		DedicatedCpus: uint32(len(n.cpus.dedicated)),
 	}
 }
 
 // machineFeatures returns the features of virtual machines that this agent knows. A feature that the host cannot serve
 // has a Problem.
-func machineFeatures(m facts.Machines, hugepagesMiB uint64) []*agentv1.MachineFeature {
-	noHugepages := ""
-	if hugepagesMiB == 0 {
+func (n *node) machineFeatures() []*agentv1.MachineFeature {
+	m, noHugepages, noDedicated := n.machines, "", ""
+	if n.host.HugepagesMiB == 0 {
 		noHugepages = "the host has reserved no huge pages of 2 MiB (vm.nr_hugepages)"
+	}
+	if len(n.cpus.dedicated) == 0 {
+		noDedicated = "the host has no dedicated CPUs (setting dedicated_cpus)"
 	}
 	return []*agentv1.MachineFeature{
 		{Name: cloud.FeatureUEFI, Problem: m.UEFI.Problem},
 		{Name: cloud.FeatureSecureBoot, Problem: m.SecureUEFI.Problem},
 		{Name: cloud.FeatureTPM, Problem: m.TPMProblem},
 		{Name: cloud.FeatureCDROM}, {Name: cloud.FeatureRescue}, {Name: cloud.FeatureOSType},
-		{Name: cloud.FeatureHugepages, Problem: noHugepages},
+		{Name: cloud.FeatureHugepages, Problem: noHugepages}, {Name: cloud.FeatureDedicatedCPUs, Problem: noDedicated},
 	}
 }
 

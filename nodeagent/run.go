@@ -72,7 +72,11 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	self := describe(c, host, accel)
+	cpus, err := readCPUs(c.DedicatedCPUs, "/sys/devices/system")
+	if err != nil {
+		return err
+	}
+	self := describe(c, host, accel, cpus)
 	if !self.ready {
 		log.Warn("this host runs no guests: KVM does not work here, and allow_tcg is not set")
 	}
@@ -80,7 +84,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	self.machines = facts.ReadMachines(host.QEMU.Machine, host.Arch, accel.Kind)
 	log.Info("firmware", "uefi", self.machines.UEFI, "secure boot", self.machines.SecureUEFI, "tpm", self.machines.SWTPM)
 
-	a := &agent{config: c, log: log, firmware: self.machines}
+	a := &agent{config: c, log: log, firmware: self.machines, cpus: cpus}
 	if a.lease, err = lease.Open(a.dir("lease")); err != nil {
 		return err
 	}
@@ -146,6 +150,7 @@ type agent struct {
 	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
 
 	servesRBD bool // guests of the host can use RBD images
+	cpus      hostCPUs
 	firmware  facts.Machines
 }
 
@@ -219,7 +224,7 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 	a.qemu = &qemu.Launcher{
 		Program: host.QEMU.Path, LauncherCommand: []string{"/proc/self/exe", launchGuest}, Cgroups: tree,
 		CPUModels: host.QEMU.CPUModels, LargestDisk: largestVolume,
-		RBD: a.servesRBD, SWTPM: a.firmware.SWTPM,
+		RBD: a.servesRBD, SWTPM: a.firmware.SWTPM, SharedCPUs: a.cpus.shared,
 		UEFI:       qemu.Firmware{Code: a.firmware.UEFI.Code, Variables: a.firmware.UEFI.Variables},
 		SecureUEFI: qemu.Firmware{Code: a.firmware.SecureUEFI.Code, Variables: a.firmware.SecureUEFI.Variables},
 	}
@@ -230,6 +235,7 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 		QEMU: a.qemu, Homes: a.homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: a.link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
 		Taps: a.nets.taps(), Volumes: a.storage, Migration: a.migrationOptions(),
+		CPUs: a.cpus.pool(),
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/pinning"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
@@ -291,7 +292,29 @@ func (v *VM) launch(ctx context.Context, want *agentv1.AssignedVm, spec qemu.Spe
 	if files.Seed, err = v.openSeed(want); err != nil {
 		return nil, err
 	}
-	return launch(ctx, v.home, spec, files, want.GetGeneration(), v.record.Mark)
+	if err := v.takeCPUs(&spec); err != nil {
+		return nil, err
+	}
+	process, err := launch(ctx, v.home, spec, files, want.GetGeneration(), v.record.Mark)
+	if err != nil {
+		v.set.o.CPUs.Release(string(v.id))
+	}
+	return process, err
+}
+
+// takeCPUs chooses the host's CPUs for a VM with dedicated CPUs.
+func (v *VM) takeCPUs(spec *qemu.Spec) error {
+	if !spec.DedicatedCPUs {
+		return nil
+	}
+	cpus, node, err := v.set.o.CPUs.Take(string(v.id), spec.VCPUs)
+	if err != nil {
+		return err
+	}
+	if spec.CPUs = cpus; node != pinning.NoNode {
+		spec.MemoryNode = &node
+	}
+	return nil
 }
 
 // makeRescueDisk deletes the rescue disk of an earlier start. If the assigned VM has a rescue disk, makeRescueDisk then

@@ -24,6 +24,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/pinning"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/rbd"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
@@ -71,6 +72,7 @@ type lab struct {
 	pool        string           // directory of the storage pool "local"; changed only before an agent uses it
 	storage     *storage.Storage // the host's volumes
 	stopStorage func()
+	dedicated   []int  // dedicated CPUs of the host; changed only while no agent runs
 	swtpm       string // path of swtpm, or "" if the host serves no TPMs; changed only while no agent runs
 	rbdHelper   string // path of trivet-rbd, or "" if the host serves no RBD; changed only while no agent runs
 
@@ -136,7 +138,7 @@ func (l *lab) start() {
 		QEMU:  launcher,
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
-		Taps: l.taps, Volumes: l.storage, Migration: l.migration,
+		Taps: l.taps, Volumes: l.storage, Migration: l.migration, CPUs: pinning.NewPool(nil, l.dedicated),
 	})
 	require.NoError(l, err)
 	l.mu.Lock()
@@ -267,6 +269,7 @@ func with(want *agentv1.AssignedVm, change func(*agentv1.AssignedVm)) *agentv1.A
 		MemoryMib: want.MemoryMib, Disks: want.Disks, Nics: want.Nics, Seed: want.Seed,
 		Kernel: want.Kernel, Initrd: want.Initrd, Cmdline: want.Cmdline, Firmware: want.Firmware, SecureBoot: want.SecureBoot,
 		Tpm: want.Tpm, Cdrom: want.Cdrom, Rescue: want.Rescue, OsType: want.OsType, RtcLocalTime: want.RtcLocalTime,
+		Hugepages: want.Hugepages, DedicatedCpus: want.DedicatedCpus,
 	}
 	change(next)
 	return next

@@ -186,6 +186,9 @@ func (v *VM) attach(p *qemu.Process) {
 	old := v.process
 	v.process, v.sample = p, sample{}
 	v.mu.Unlock()
+	if p == nil {
+		v.set.o.CPUs.Release(string(v.id))
+	}
 	v.nics, v.lastNIC, v.nicFailures = nil, "", nil
 	v.volumes, v.lastDisk, v.diskFailures, v.copyPositions = nil, "", nil, nil
 	if old != nil {
@@ -271,6 +274,7 @@ func (v *VM) load(ctx context.Context) error {
 	default:
 		return err
 	}
+	v.set.o.CPUs.Release(string(v.id))
 	// The agent may have ended after it wrote the last start to v.record and before it launched QEMU. The qemu.Record
 	// in v.home then describes an earlier start.
 	if last, err := v.home.Record(); v.record.Live && (err != nil || !v.record.matchesMark(last.Owner)) {

@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
+	"github.com/trivet-cloud/trivet/nodeagent/pinning"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
@@ -41,6 +42,8 @@ type Options struct {
 	Taps Taps
 	// Volumes opens the volumes of the host. If it is nil, VMs with volumes cannot be started on this host.
 	Volumes Volumes
+	// CPUs are the dedicated CPUs of the host. If it is nil, VMs with dedicated CPUs cannot be started on this host.
+	CPUs *pinning.Pool
 	// Migration is nil if the host does not take part in migrations.
 	Migration *MigrationOptions
 }
@@ -73,7 +76,32 @@ func New(o Options) (*MachineSet, error) {
 	if err := atomicfile.RemoveLeftovers(o.Records); err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
 	}
+	if err := useCPUs(o); err != nil {
+		return nil, err
+	}
 	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}, writers: map[cloud.VMID]*consoleWriter{}}, nil
+}
+
+// useCPUs records which dedicated CPUs the VMs use that an earlier agent started. CPUs of VMs without a process are
+// released when the VM is first observed.
+func useCPUs(o Options) error {
+	if o.CPUs == nil {
+		return nil
+	}
+	ids, err := o.Homes.List()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		home, err := o.Homes.Open(id)
+		if err != nil {
+			continue // The error is returned when the VM is loaded.
+		}
+		if r, err := home.Record(); err == nil {
+			o.CPUs.Use(id, r.Spec.CPUs)
+		}
+	}
+	return nil
 }
 
 // List returns the ids of all VMs that have a record, a directory of package qemu (qemu.Home) or a control group on

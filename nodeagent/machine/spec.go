@@ -31,7 +31,7 @@ var (
 func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 	s := qemu.Spec{
 		ID: want.GetVmId(), Machine: set.o.MachineType, Accel: set.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
-		Sockets: int(want.GetSockets()), Cores: int(want.GetCoresPerSocket()), MemoryMiB: want.GetMemoryMib(), Hugepages: want.GetHugepages(),
+		Sockets: int(want.GetSockets()), Cores: int(want.GetCoresPerSocket()), MemoryMiB: want.GetMemoryMib(), Hugepages: want.GetHugepages(), DedicatedCPUs: want.GetDedicatedCpus(),
 		Kernel: want.GetKernel() != nil, Initrd: want.GetInitrd() != nil, Cmdline: want.GetCmdline(),
 		UEFI: want.GetFirmware() == agentv1.Firmware_FIRMWARE_UEFI, SecureBoot: want.GetSecureBoot(), TPM: want.GetTpm(),
 		Windows: want.GetOsType() == vmv1.OsType_OS_TYPE_WINDOWS, LocalTime: want.GetRtcLocalTime(),

@@ -74,8 +74,12 @@ func Argv(program string, s Spec) ([]string, error) {
 	a.add("-smp", s.smp())
 	a.add("-m", fmt.Sprintf("size=%dM", s.MemoryMiB))
 	if s.Hugepages {
-		a.json("-object", object{"qom-type": "memory-backend-memfd", "id": memoryBackend, "size": s.MemoryMiB << 20,
-			"hugetlb": true, "hugetlbsize": hugepageMiB << 20, "prealloc": true})
+		memory := object{"qom-type": "memory-backend-memfd", "id": memoryBackend, "size": s.MemoryMiB << 20,
+			"hugetlb": true, "hugetlbsize": hugepageMiB << 20, "prealloc": true}
+		if s.MemoryNode != nil {
+			memory["host-nodes"], memory["policy"] = []int{*s.MemoryNode}, "preferred"
+		}
+		a.json("-object", memory)
 	}
 	a.add("-uuid", s.ID)
 	a.add("-smbios", "type=1,manufacturer=Trivet,product=Virtual Machine,uuid="+s.ID)

@@ -25,6 +25,9 @@ type Launcher struct {
 	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
 	Cgroups         *cgroup.Tree // a VM's group is named by its id
 	CPUModels       []string     // CPU models that the accelerator offers
+	// SharedCPUs are the CPUs of the host on which all threads of QEMU run, except vCPUs with dedicated CPUs. Empty means
+	// all CPUs. Optional.
+	SharedCPUs []int
 	// LargestDisk is the size in bytes of the largest disk that can be attached to a running QEMU. It is used only if
 	// the agent cannot raise the file size limit of a running process: each QEMU is then started with a limit for a
 	// disk of this size. Optional.
@@ -59,7 +62,11 @@ const rbdMemory = 80 << 20
 
 // limits returns the limits of the VM's control group. They are higher if rbd is true, because QEMU may use librbd.
 func (s Spec) limits(rbd bool) cgroup.Limits {
-	limits := cgroup.Limits{CPUs: s.VCPUs, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks(rbd)}
+	cpus := s.VCPUs
+	if s.DedicatedCPUs {
+		cpus++ // so that QEMU's other threads take no time from the vCPUs
+	}
+	limits := cgroup.Limits{CPUs: cpus, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks(rbd)}
 	if rbd {
 		limits.Memory += maxDisks * rbdMemory
 	}

@@ -65,7 +65,7 @@ type machine struct {
 func (p *Process) Machine() ([]byte, error) {
 	r := p.Record()
 	s := r.Spec
-	s.DiskPorts, s.NICPorts = 0, 0
+	s.DiskPorts, s.NICPorts, s.CPUs, s.MemoryNode = 0, 0, nil, nil
 	for _, arg := range r.Argv {
 		var device struct {
 			Driver string `json:"driver"`

@@ -129,6 +129,9 @@ func (p *Process) waitReady(ctx context.Context) error {
 		err = p.configure(ctx)
 	}
 	if err == nil {
+		err = p.setAffinity()
+	}
+	if err == nil {
 		p.tasks.Go(p.followEvents)
 		return nil
 	}

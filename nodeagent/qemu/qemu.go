@@ -120,18 +120,24 @@ type Spec struct {
 	Cores        int    `json:"cores"`   // per socket; 0 means VCPUs / sockets
 	MemoryMiB    uint64 `json:"memory_mib"`
 	Hugepages    bool   `json:"hugepages,omitempty"` // the memory consists of huge pages of 2 MiB
-	Disks        []Disk `json:"disks"`               // in boot order; at most 16
-	Kernel       bool   `json:"kernel"`
-	Initrd       bool   `json:"initrd"`                // only with Kernel
-	Cmdline      string `json:"cmdline"`               // only with Kernel; at most 2 KiB of printable ASCII
-	NICs         []NIC  `json:"nics,omitempty"`        // at most MaxNICs
-	Seed         bool   `json:"seed,omitempty"`        // the VM has a seed, a small read-only disk that configures its guest
-	UEFI         bool   `json:"uefi,omitempty"`        // the firmware is UEFI instead of BIOS
-	SecureBoot   bool   `json:"secure_boot,omitempty"` // needs UEFI; not together with Kernel
-	TPM          bool   `json:"tpm,omitempty"`         // the VM has a TPM 2.0
-	CDROM        Bus    `json:"cdrom,omitempty"`       // SCSI or SATA: the VM has a CD-ROM drive on this bus
-	Windows      bool   `json:"windows,omitempty"`     // the guest is Windows: see Spec.cpu and Spec.rtc
-	LocalTime    bool   `json:"local_time,omitempty"`  // the guest's clock has the host's local time instead of UTC
+	// DedicatedCPUs means that each vCPU runs on a CPU of the host that it does not share. CPUs are these CPUs, one for
+	// each vCPU. If all are on one NUMA node, MemoryNode is this node, and otherwise nil. CPUs and MemoryNode belong to
+	// the host, and not to the machine that the guest sees.
+	DedicatedCPUs bool   `json:"dedicated_cpus,omitempty"`
+	CPUs          []int  `json:"cpus,omitempty"`
+	MemoryNode    *int   `json:"memory_node,omitempty"`
+	Disks         []Disk `json:"disks"` // in boot order; at most 16
+	Kernel        bool   `json:"kernel"`
+	Initrd        bool   `json:"initrd"`                // only with Kernel
+	Cmdline       string `json:"cmdline"`               // only with Kernel; at most 2 KiB of printable ASCII
+	NICs          []NIC  `json:"nics,omitempty"`        // at most MaxNICs
+	Seed          bool   `json:"seed,omitempty"`        // the VM has a seed, a small read-only disk that configures its guest
+	UEFI          bool   `json:"uefi,omitempty"`        // the firmware is UEFI instead of BIOS
+	SecureBoot    bool   `json:"secure_boot,omitempty"` // needs UEFI; not together with Kernel
+	TPM           bool   `json:"tpm,omitempty"`         // the VM has a TPM 2.0
+	CDROM         Bus    `json:"cdrom,omitempty"`       // SCSI or SATA: the VM has a CD-ROM drive on this bus
+	Windows       bool   `json:"windows,omitempty"`     // the guest is Windows: see Spec.cpu and Spec.rtc
+	LocalTime     bool   `json:"local_time,omitempty"`  // the guest's clock has the host's local time instead of UTC
 	// DiskPorts and NICPorts are the numbers of PCIe root ports for disks and for network interfaces. 0 means that the
 	// numbers follow from Disks and NICs. Process.Machine sets both fields, because the target of a migration needs the
 	// same ports as the source.
@@ -195,6 +201,8 @@ func (s Spec) Validate() error {
 		return invalid("%d sockets of %d cores are not possible", s.Sockets, s.Cores)
 	case s.MemoryMiB < minMemoryMiB || s.MemoryMiB > maxMemoryMiB:
 		return invalid("%d MiB of memory are not within %d to %d", s.MemoryMiB, minMemoryMiB, maxMemoryMiB)
+	case len(s.CPUs) > 0 && (!s.DedicatedCPUs || len(s.CPUs) != s.VCPUs):
+		return invalid("%d CPUs for %d vCPUs", len(s.CPUs), s.VCPUs)
 	case s.Hugepages && s.MemoryMiB%hugepageMiB != 0:
 		return invalid("%d MiB of memory are not a multiple of %d, the size of a huge page", s.MemoryMiB, hugepageMiB)
 	case !s.Kernel && (s.Initrd || s.Cmdline != ""):

@@ -20,12 +20,15 @@ const (
 	// RescueKey is the ID of an image from which the VM boots instead of its own disks, so that a user can repair these.
 	// The VM then has a rescue disk with the content of the image, before its own disks in the boot order.
 	RescueKey = "trivet/rescue"
+	// CPUPolicyKey determines the CPUs of the host on which the vCPUs run: shared, or dedicated. The default is shared.
+	CPUPolicyKey = "trivet/cpu-policy"
 )
 
 // machineKeys has the allowed values of each metadata key that configures the virtual machine. A nil entry means that
 // the value is the ID of an image.
 var machineKeys = map[string][]string{
 	FirmwareKey: {"bios", "uefi"}, OSTypeKey: {"linux", "windows"}, RTCKey: {"utc", "localtime"}, CDROMKey: nil, RescueKey: nil,
+	CPUPolicyKey: {"shared", "dedicated"},
 }
 
 // Names of the features of virtual machines that not every host supports. Hosts report which features they support
@@ -38,6 +41,8 @@ const (
 	FeatureRescue     = "rescue"
 	FeatureOSType     = "os-type"
 	FeatureHugepages  = "hugepages"
+
+	FeatureDedicatedCPUs = "dedicated-cpus"
 )
 
 // RescueDisk is the ID of the rescue disk. No other disk can have it.
@@ -124,6 +129,7 @@ func (vm *VM) Features() (all []string) {
 		{FeatureRescue, vm.Metadata[RescueKey] != ""},
 		{FeatureOSType, vm.Windows() || vm.LocalClock()},
 		{FeatureHugepages, vm.hugepages()},
+		{FeatureDedicatedCPUs, vm.DedicatedCPUs()},
 	} {
 		if f.needed {
 			all = append(all, f.name)
@@ -131,6 +137,9 @@ func (vm *VM) Features() (all []string) {
 	}
 	return all
 }
+
+// DedicatedCPUs reports whether each vCPU of the VM runs on a CPU of the host that it does not share.
+func (vm *VM) DedicatedCPUs() bool { return vm.Metadata[CPUPolicyKey] == "dedicated" }
 
 // hugepages reports whether the present process of the VM, or its next one, needs huge pages.
 func (vm *VM) hugepages() bool {

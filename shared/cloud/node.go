@@ -37,20 +37,26 @@ type Capacity struct {
 	// HugepagesMiB is memory in huge pages of 2 MiB. A host reserves them at its boot, and they cannot be used as other
 	// memory.
 	HugepagesMiB uint64 `cbor:",omitempty"`
+	// DedicatedVCPUs are vCPUs that share their CPU of the host with nothing. They are not part of VCPUs.
+	DedicatedVCPUs uint32 `cbor:",omitempty"`
 }
 
 // Plus returns c + d, field by field.
 func (c Capacity) Plus(d Capacity) Capacity {
-	return Capacity{c.VCPUs + d.VCPUs, c.MemoryMiB + d.MemoryMiB, c.StorageGiB + d.StorageGiB, c.HugepagesMiB + d.HugepagesMiB}
+	return Capacity{c.VCPUs + d.VCPUs, c.MemoryMiB + d.MemoryMiB, c.StorageGiB + d.StorageGiB, c.HugepagesMiB + d.HugepagesMiB,
+		c.DedicatedVCPUs + d.DedicatedVCPUs}
 }
 
 // Minus returns c − d, field by field, with 0 in place of negative results.
 func (c Capacity) Minus(d Capacity) Capacity {
 	return Capacity{
 		c.VCPUs - min(c.VCPUs, d.VCPUs), c.MemoryMiB - min(c.MemoryMiB, d.MemoryMiB), c.StorageGiB - min(c.StorageGiB, d.StorageGiB),
-		c.HugepagesMiB - min(c.HugepagesMiB, d.HugepagesMiB),
+		c.HugepagesMiB - min(c.HugepagesMiB, d.HugepagesMiB), c.DedicatedVCPUs - min(c.DedicatedVCPUs, d.DedicatedVCPUs),
 	}
 }
+
+// AllVCPUs returns the vCPUs with and without dedicated CPUs.
+func (c Capacity) AllVCPUs() uint64 { return uint64(c.VCPUs) + uint64(c.DedicatedVCPUs) }
 
 // AllMemoryMiB returns the memory in pages of every size.
 func (c Capacity) AllMemoryMiB() uint64 { return c.MemoryMiB + c.HugepagesMiB }
@@ -58,7 +64,7 @@ func (c Capacity) AllMemoryMiB() uint64 { return c.MemoryMiB + c.HugepagesMiB }
 // Free returns the resources of the host that are not allocated.
 func (n *Node) Free() Capacity {
 	all := n.Allocatable
-	all.HugepagesMiB = n.HugepagesMiB
+	all.HugepagesMiB, all.DedicatedVCPUs = n.HugepagesMiB, n.DedicatedCPUs
 	return all.Minus(n.Allocated)
 }
 
@@ -68,13 +74,15 @@ type Node struct {
 	Name        string
 	Cordoned    bool
 	Capacity    Capacity
-	Allocatable Capacity // without HugepagesMiB, because heartbeats do not contain it
+	Allocatable Capacity // without HugepagesMiB and DedicatedVCPUs, because heartbeats do not contain them
 	Allocated   Capacity
-	// HugepagesMiB is the memory that the host has reserved as huge pages of 2 MiB.
-	HugepagesMiB uint64 `cbor:",omitempty"`
-	Hypervisors  []Hypervisor
-	Labels       map[string]string
-	AgentVersion string
+	// HugepagesMiB is the memory that the host has reserved as huge pages of 2 MiB. DedicatedCPUs is the number of CPUs
+	// that VMs with dedicated CPUs can use.
+	HugepagesMiB  uint64 `cbor:",omitempty"`
+	DedicatedCPUs uint32 `cbor:",omitempty"`
+	Hypervisors   []Hypervisor
+	Labels        map[string]string
+	AgentVersion  string
 	// BootID is the boot ID of the host's kernel, or empty if the agent has not reported it.
 	BootID string `cbor:",omitempty"`
 	// Declared is the state that the agent reports: READY, or NOT_READY if it cannot run guests.

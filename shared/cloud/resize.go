@@ -30,10 +30,20 @@ type Resize struct {
 // this is the larger of the old and the new value, for processors and memory separately, because the host can start the
 // new process at any time.
 func (vm *VM) Reserved() Capacity {
-	need := vm.Spec.Need()
+	need := vm.need(&vm.Spec)
 	if vm.Resize != nil {
-		r := vm.Resize.Reserved
-		need.VCPUs, need.MemoryMiB, need.HugepagesMiB = r.VCPUs, r.MemoryMiB, r.HugepagesMiB
+		storage := need.StorageGiB
+		need = vm.Resize.Reserved
+		need.StorageGiB = storage
+	}
+	return need
+}
+
+// need returns the amount of a host's resources that the VM requires if it has this spec.
+func (vm *VM) need(spec *Spec) Capacity {
+	need := spec.Need()
+	if vm.DedicatedCPUs() {
+		need.VCPUs, need.DedicatedVCPUs = 0, need.VCPUs
 	}
 	return need
 }
@@ -58,14 +68,14 @@ func (vm *VM) ResizeAtNextStart(spec *Spec) error {
 	default:
 		return fault.New(fault.FailedPrecondition, "cannot resize VM %s: it is %s", vm.Name, vm.State)
 	}
-	reserved, need := vm.Reserved(), spec.Need()
+	reserved, need := vm.Reserved(), vm.need(spec)
 	if mutant.On(mutant.ReserveNewSize) {
 		reserved = Capacity{}
 	}
 	vm.Generation++
 	vm.Resize = &Resize{CPU: *spec.CPU, Memory: *spec.Memory, Generation: vm.Generation, Reserved: Capacity{
 		VCPUs: max(reserved.VCPUs, need.VCPUs), MemoryMiB: max(reserved.MemoryMiB, need.MemoryMiB),
-		HugepagesMiB: max(reserved.HugepagesMiB, need.HugepagesMiB),
+		HugepagesMiB: max(reserved.HugepagesMiB, need.HugepagesMiB), DedicatedVCPUs: max(reserved.DedicatedVCPUs, need.DedicatedVCPUs),
 	}}
 	return nil
 }

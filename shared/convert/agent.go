@@ -43,6 +43,7 @@ func assignMachine(out *agentv1.AssignedVm, vm *cloud.VM) {
 	if vm.Windows() {
 		out.OsType = vmv1.OsType_OS_TYPE_WINDOWS
 	}
+	out.DedicatedCpus = vm.DedicatedCPUs()
 	out.SecureBoot, out.Tpm, out.RtcLocalTime = vm.Spec.Security.SecureBoot, vm.Spec.Security.TPM, vm.LocalClock()
 	out.Cdrom = assignedImage(vm.CDROM)
 	if vm.Rescue != nil {

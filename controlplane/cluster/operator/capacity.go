@@ -41,7 +41,8 @@ func (s *server) GetCapacity(ctx context.Context, _ *operatorv1.GetCapacityReque
 }
 
 func resourcesOf(c cloud.Capacity) *operatorv1.Resources {
-	return &operatorv1.Resources{Vcpus: uint64(c.VCPUs), MemoryMib: c.MemoryMiB, StorageGib: c.StorageGiB, HugepagesMib: c.HugepagesMiB}
+	return &operatorv1.Resources{Vcpus: uint64(c.VCPUs), MemoryMib: c.MemoryMiB, StorageGib: c.StorageGiB, HugepagesMib: c.HugepagesMiB,
+		DedicatedVcpus: uint64(c.DedicatedVCPUs)}
 }
 
 func addTo(sum, r *operatorv1.Resources) {
@@ -49,6 +50,7 @@ func addTo(sum, r *operatorv1.Resources) {
 	sum.MemoryMib += r.MemoryMib
 	sum.StorageGib += r.StorageGib
 	sum.HugepagesMib += r.HugepagesMib
+	sum.DedicatedVcpus += r.DedicatedVcpus
 }
 
 func (s *server) RebalanceCluster(ctx context.Context, in *operatorv1.RebalanceClusterRequest) (*operatorv1.RebalanceClusterResponse, error) {

@@ -39,12 +39,13 @@ type hostFacts struct {
 	features     map[string]string
 	hugepages    uint64
 	bootID       string
+	dedicated    uint32
 }
 
 func factsOf(n *cloud.Node) hostFacts {
 	return hostFacts{
 		n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption, n.LiveMigration,
-		n.Features, n.HugepagesMiB, n.BootID,
+		n.Features, n.HugepagesMiB, n.BootID, n.DedicatedCPUs,
 	}
 }
 
@@ -52,7 +53,7 @@ func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
 		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem &&
 		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates && maps.Equal(f.features, g.features) && f.hugepages == g.hugepages &&
-		f.bootID == g.bootID
+		f.bootID == g.bootID && f.dedicated == g.dedicated
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -90,13 +91,16 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if f.GetHugepagesMib() > maxCapacity.MemoryMiB {
 		return hostFacts{}, fault.Invalid("facts.hugepages_mib", "at most %d", maxCapacity.MemoryMiB)
 	}
+	if f.GetDedicatedCpus() > maxDedicatedCPUs {
+		return hostFacts{}, fault.Invalid("facts.dedicated_cpus", "at most %d", maxDedicatedCPUs)
+	}
 	features, err := checkFeatures(f.GetMachineFeatures())
 	if err != nil {
 		return hostFacts{}, err
 	}
 	return hostFacts{
 		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
-		f.GetRbdEncryption(), f.GetLiveMigration(), features, f.GetHugepagesMib(), f.GetBootId(),
+		f.GetRbdEncryption(), f.GetLiveMigration(), features, f.GetHugepagesMib(), f.GetBootId(), f.GetDedicatedCpus(),
 	}, nil
 }
 
@@ -161,7 +165,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
 		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
 		n.RBDEncryption, n.LiveMigration, n.Features = waiting.rbdEncrypts, waiting.migrates, waiting.features
-		n.HugepagesMiB, n.BootID = waiting.hugepages, waiting.bootID
+		n.HugepagesMiB, n.BootID, n.DedicatedCPUs = waiting.hugepages, waiting.bootID, waiting.dedicated
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

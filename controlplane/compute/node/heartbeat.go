@@ -118,6 +118,8 @@ const (
 	// their names. QEMU 7.2 has 140 models for x86-64, with 2 KiB in total.
 	maxModels     = 512
 	maxModelBytes = 16 << 10
+
+	maxDedicatedCPUs = 1024
 )
 
 // maxCapacity is the maximum capacity that a host may report. It is more than any host has, and small enough that sums

@@ -65,7 +65,7 @@ func lacksLabels(h *host, q *query) bool {
 // covers reports whether free is enough of each resource.
 func covers(free, need cloud.Capacity) bool {
 	return free.VCPUs >= need.VCPUs && free.MemoryMiB >= need.MemoryMiB && free.StorageGiB >= need.StorageGiB &&
-		free.HugepagesMiB >= need.HugepagesMiB
+		free.HugepagesMiB >= need.HugepagesMiB && free.DedicatedVCPUs >= need.DedicatedVCPUs
 }
 
 // Shortage returns a text that names the first resource of which the host n has less free than need requires. It
@@ -83,6 +83,7 @@ func shortage(free, need cloud.Capacity) (reason, group string) {
 		{"vCPUs", uint64(need.VCPUs), uint64(free.VCPUs)},
 		{"MiB of memory", need.MemoryMiB, free.MemoryMiB},
 		{"MiB of huge pages", need.HugepagesMiB, free.HugepagesMiB},
+		{"dedicated CPUs", uint64(need.DedicatedVCPUs), uint64(free.DedicatedVCPUs)},
 		{"GiB of storage", need.StorageGiB, free.StorageGiB},
 	} {
 		if r.want > r.have {

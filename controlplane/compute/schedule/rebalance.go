@@ -38,6 +38,7 @@ func Use(n *cloud.Node) float64 {
 		{n.Allocated.MemoryMiB, n.Allocatable.MemoryMiB},
 		{n.Allocated.StorageGiB, n.Allocatable.StorageGiB},
 		{n.Allocated.HugepagesMiB, n.HugepagesMiB},
+		{uint64(n.Allocated.DedicatedVCPUs), uint64(n.DedicatedCPUs)},
 	} {
 		if r[1] > 0 {
 			use = max(use, float64(r[0])/float64(r[1]))

@@ -56,6 +56,7 @@ func (s *Service) capacity(v *store.View) ([]HostCapacity, error) {
 			Allocated: n.Allocated, Loss: losses[n.ID],
 		}
 		one.Capacity.HugepagesMiB, one.Allocatable.HugepagesMiB = n.HugepagesMiB, n.HugepagesMiB
+		one.Capacity.DedicatedVCPUs, one.Allocatable.DedicatedVCPUs = n.DedicatedCPUs, n.DedicatedCPUs
 		out = append(out, one)
 	}
 	slices.SortStableFunc(out, func(a, b HostCapacity) int { return cmp.Compare(a.Name, b.Name) })

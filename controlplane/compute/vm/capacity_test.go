@@ -81,6 +81,7 @@ func TestCapacityOfHosts(t *testing.T) {
 		"trivet_hosts_allocatable vcpus": 8, "trivet_hosts_allocatable memory_bytes": 8192 * mib, "trivet_hosts_allocatable storage_bytes": 200 * gib,
 		"trivet_hosts_allocated vcpus": 6, "trivet_hosts_allocated memory_bytes": 1536 * mib, "trivet_hosts_allocated storage_bytes": 5 * gib,
 		"trivet_hosts_capacity hugepages_bytes": 128 * mib, "trivet_hosts_allocatable hugepages_bytes": 128 * mib, "trivet_hosts_allocated hugepages_bytes": 0,
+		"trivet_hosts_capacity dedicated_vcpus": 0, "trivet_hosts_allocatable dedicated_vcpus": 0, "trivet_hosts_allocated dedicated_vcpus": 0,
 	}, values)
 }
 

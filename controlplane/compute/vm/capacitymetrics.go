@@ -52,11 +52,11 @@ func (c *CapacityCollector) Collect(out chan<- prometheus.Metric) {
 	if len(hosts) == 0 {
 		return
 	}
-	var sums [3][4]float64
+	var sums [3][5]float64
 	unlosable := 0.0
 	for _, h := range hosts {
 		for i, c := range []cloud.Capacity{h.Capacity, h.Allocatable, h.Allocated} {
-			for j, n := range []uint64{uint64(c.VCPUs), c.MemoryMiB << 20, c.StorageGiB << 30, c.HugepagesMiB << 20} {
+			for j, n := range []uint64{uint64(c.VCPUs), c.MemoryMiB << 20, c.StorageGiB << 30, c.HugepagesMiB << 20, uint64(c.DedicatedVCPUs)} {
 				sums[i][j] += float64(n)
 			}
 		}
@@ -65,7 +65,7 @@ func (c *CapacityCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	for i, desc := range []*prometheus.Desc{capacityDesc, allocatableDesc, allocatedDesc} {
-		for j, resource := range []string{"vcpus", "memory_bytes", "storage_bytes", "hugepages_bytes"} {
+		for j, resource := range []string{"vcpus", "memory_bytes", "storage_bytes", "hugepages_bytes", "dedicated_vcpus"} {
 			out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, sums[i][j], resource)
 		}
 	}

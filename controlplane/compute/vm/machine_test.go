@@ -21,7 +21,7 @@ import (
 // allFeatures are the features of a host that serves everything.
 func allFeatures() map[string]string {
 	return map[string]string{cloud.FeatureUEFI: "", cloud.FeatureSecureBoot: "", cloud.FeatureTPM: "", cloud.FeatureCDROM: "",
-		cloud.FeatureRescue: "", cloud.FeatureOSType: "", cloud.FeatureHugepages: ""}
+		cloud.FeatureRescue: "", cloud.FeatureOSType: "", cloud.FeatureHugepages: "", cloud.FeatureDedicatedCPUs: ""}
 }
 
 // serve sets the features that a host reports, and waits until placements use them.
@@ -116,6 +116,35 @@ func TestHugepages(t *testing.T) {
 		_, err := w.vms.Create(w.as(acme, ""), acme, small("b", huge), [32]byte{})
 		return err == nil
 	}, 10*time.Second, time.Millisecond)
+}
+
+// TestDedicatedCPUs checks that VMs with dedicated CPUs are placed by the dedicated CPUs of hosts and not by their vCPUs, and
+// count as much in the quota as other VMs. The policy can be changed only while the VM is STOPPED.
+func TestDedicatedCPUs(t *testing.T) {
+	w := newWorld(t)
+	host := w.AddHost("h1", plenty(), func(n *cloud.Node) { n.DedicatedCPUs = 3 })
+	w.AwaitFleet()
+	w.serve(host, allFeatures())
+	dedicated := func(q *CreateRequest) {
+		q.Spec.CPU, q.Metadata = &cloud.CPU{VCPUs: 2}, map[string]string{cloud.CPUPolicyKey: "dedicated"}
+	}
+	vm := w.create("a", dedicated)
+	require.True(t, convert.Assigned(vm).GetDedicatedCpus())
+	require.EqualValues(t, 2, w.allocated(host).DedicatedVCPUs)
+	require.Zero(t, w.allocated(host).VCPUs)
+	require.EqualValues(t, 2, amountOf(vm).VCPUs)
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("b", dedicated), [32]byte{})
+	require.ErrorContains(t, err, "h1 has 1 dedicated CPUs free, 2 needed")
+
+	share := Change{Metadata: map[string]string{cloud.CPUPolicyKey: "shared"}}
+	w.report(vm.ID, cloud.ObservedBuilt)
+	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, share)
+	require.NoError(t, err)
+	require.Zero(t, w.allocated(host).DedicatedVCPUs)
+	require.EqualValues(t, 2, w.allocated(host).VCPUs)
+	running := w.createInState(cloud.Running, "c")
+	_, err = w.vms.Update(w.as(acme, ""), acme, running.ID, Change{Metadata: map[string]string{cloud.CPUPolicyKey: "dedicated"}})
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 }
 
 // TestMachine creates VMs with all features and with none, and checks what their host receives. A VM with state on its

@@ -11,7 +11,7 @@ import (
 // while it is stopped.
 func amountOf(vm *cloud.VM) tenant.Amount {
 	need := vm.Reserved()
-	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.AllMemoryMiB(), StorageGiB: need.StorageGiB, VMs: 1}
+	return tenant.Amount{VCPUs: need.AllVCPUs(), MemoryMiB: need.AllMemoryMiB(), StorageGiB: need.StorageGiB, VMs: 1}
 }
 
 // releaseQuota subtracts the difference between before and vm.Reserved from the usage of the project and the org. The
@@ -20,10 +20,11 @@ func releaseQuota(tx *store.Tx, vm *cloud.VM, before cloud.Capacity) error {
 	now := vm.Reserved()
 	less := before.Minus(now)
 	memory := before.AllMemoryMiB() - min(before.AllMemoryMiB(), now.AllMemoryMiB())
+	vcpus := before.AllVCPUs() - min(before.AllVCPUs(), now.AllVCPUs())
 	if less == (cloud.Capacity{}) {
 		return nil
 	}
-	return tenant.Give(tx, vm.Tenant(), tenant.Machines, tenant.Amount{VCPUs: uint64(less.VCPUs), MemoryMiB: memory, StorageGiB: less.StorageGiB})
+	return tenant.Give(tx, vm.Tenant(), tenant.Machines, tenant.Amount{VCPUs: vcpus, MemoryMiB: memory, StorageGiB: less.StorageGiB})
 }
 
 // releaseReserved releases the difference between before and vm.Reserved on the VM's host and in the quotas. The

@@ -1059,6 +1059,8 @@ type AssignedVm struct {
 	RtcLocalTime bool `protobuf:"varint,306,opt,name=rtc_local_time,json=rtcLocalTime,proto3" json:"rtc_local_time,omitempty"`
 	// True if the memory of the guest consists of huge pages of 2 MiB.
 	Hugepages bool `protobuf:"varint,310,opt,name=hugepages,proto3" json:"hugepages,omitempty"`
+	// True if each vCPU runs on a CPU of the host that it does not share with others.
+	DedicatedCpus bool `protobuf:"varint,311,opt,name=dedicated_cpus,json=dedicatedCpus,proto3" json:"dedicated_cpus,omitempty"`
 	// Set while the VM is being migrated. Both hosts of the migration have an assignment with it.
 	Migration *AssignedMigration `protobuf:"bytes,360,opt,name=migration,proto3" json:"migration,omitempty"`
 	// The last attempt of a migration that has ended with the VM on its source, or 0. The target of this attempt never
@@ -1312,6 +1314,13 @@ func (x *AssignedVm) GetRtcLocalTime() bool {
 func (x *AssignedVm) GetHugepages() bool {
 	if x != nil {
 		return x.Hugepages
+	}
+	return false
+}
+
+func (x *AssignedVm) GetDedicatedCpus() bool {
+	if x != nil {
+		return x.DedicatedCpus
 	}
 	return false
 }
@@ -2757,7 +2766,9 @@ type NodeFacts struct {
 	// they would ignore the fields of AssignedVm that request these features.
 	MachineFeatures []*MachineFeature `protobuf:"bytes,300,rep,name=machine_features,json=machineFeatures,proto3" json:"machine_features,omitempty"`
 	// The memory that the host has reserved as huge pages of 2 MiB, in MiB, whether in use or not. At most 2^32.
-	HugepagesMib  uint64 `protobuf:"varint,310,opt,name=hugepages_mib,json=hugepagesMib,proto3" json:"hugepages_mib,omitempty"`
+	HugepagesMib uint64 `protobuf:"varint,310,opt,name=hugepages_mib,json=hugepagesMib,proto3" json:"hugepages_mib,omitempty"`
+	// The number of CPUs that VMs with dedicated CPUs can use, whether in use or not. At most 1,024.
+	DedicatedCpus uint32 `protobuf:"varint,311,opt,name=dedicated_cpus,json=dedicatedCpus,proto3" json:"dedicated_cpus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2872,6 +2883,13 @@ func (x *NodeFacts) GetMachineFeatures() []*MachineFeature {
 func (x *NodeFacts) GetHugepagesMib() uint64 {
 	if x != nil {
 		return x.HugepagesMib
+	}
+	return 0
+}
+
+func (x *NodeFacts) GetDedicatedCpus() uint32 {
+	if x != nil {
+		return x.DedicatedCpus
 	}
 	return 0
 }
@@ -5154,7 +5172,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x10released_volumes\x18\n" +
 	" \x03(\tR\x0freleasedVolumes\x12F\n" +
 	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\x12A\n" +
-	"\ropen_consoles\x18F \x03(\v2\x1c.agent.v1.OpenConsoleRequestR\fopenConsoles\"\xc9\t\n" +
+	"\ropen_consoles\x18F \x03(\v2\x1c.agent.v1.OpenConsoleRequestR\fopenConsoles\"\xf1\t\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -5193,7 +5211,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06rescue\x18\xb0\x02 \x01(\v2\x16.agent.v1.AssignedDiskR\x06rescue\x121\n" +
 	"\aos_type\x18\xb1\x02 \x01(\x0e2\x17.vmcontroller.v1.OsTypeR\x06osType\x12%\n" +
 	"\x0ertc_local_time\x18\xb2\x02 \x01(\bR\frtcLocalTime\x12\x1d\n" +
-	"\thugepages\x18\xb6\x02 \x01(\bR\thugepages\x12:\n" +
+	"\thugepages\x18\xb6\x02 \x01(\bR\thugepages\x12&\n" +
+	"\x0ededicated_cpus\x18\xb7\x02 \x01(\bR\rdedicatedCpus\x12:\n" +
 	"\tmigration\x18\xe8\x02 \x01(\v2\x1b.agent.v1.AssignedMigrationR\tmigration\x12/\n" +
 	"\x13rolled_back_attempt\x18\x86\x03 \x01(\x04R\x11rolledBackAttempt\"\xc2\x02\n" +
 	"\x11AssignedMigration\x12\x18\n" +
@@ -5323,7 +5342,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
 	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1b.agent.v1.VolumeObservationR\avolumes\"\x10\n" +
-	"\x0eReportResponse\"\xf9\x03\n" +
+	"\x0eReportResponse\"\xa1\x04\n" +
 	"\tNodeFacts\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12!\n" +
@@ -5338,7 +5357,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x0erbd_encryption\x18\x82\x01 \x01(\bR\rrbdEncryption\x12&\n" +
 	"\x0elive_migration\x18\xeb\x02 \x01(\bR\rliveMigration\x12D\n" +
 	"\x10machine_features\x18\xac\x02 \x03(\v2\x18.agent.v1.MachineFeatureR\x0fmachineFeatures\x12$\n" +
-	"\rhugepages_mib\x18\xb6\x02 \x01(\x04R\fhugepagesMib\">\n" +
+	"\rhugepages_mib\x18\xb6\x02 \x01(\x04R\fhugepagesMib\x12&\n" +
+	"\x0ededicated_cpus\x18\xb7\x02 \x01(\rR\rdedicatedCpus\">\n" +
 	"\x0eMachineFeature\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\"\x9b\x01\n" +

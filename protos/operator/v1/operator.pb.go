@@ -1849,9 +1849,11 @@ type Resources struct {
 	MemoryMib  uint64                 `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
 	StorageGib uint64                 `protobuf:"varint,3,opt,name=storage_gib,json=storageGib,proto3" json:"storage_gib,omitempty"`
 	// Memory in huge pages of 2 MiB, which is not part of the allocatable and allocated memory_mib.
-	HugepagesMib  uint64 `protobuf:"varint,4,opt,name=hugepages_mib,json=hugepagesMib,proto3" json:"hugepages_mib,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HugepagesMib uint64 `protobuf:"varint,4,opt,name=hugepages_mib,json=hugepagesMib,proto3" json:"hugepages_mib,omitempty"`
+	// vCPUs with dedicated CPUs, which are not part of the allocatable and allocated vcpus.
+	DedicatedVcpus uint64 `protobuf:"varint,5,opt,name=dedicated_vcpus,json=dedicatedVcpus,proto3" json:"dedicated_vcpus,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Resources) Reset() {
@@ -1908,6 +1910,13 @@ func (x *Resources) GetStorageGib() uint64 {
 func (x *Resources) GetHugepagesMib() uint64 {
 	if x != nil {
 		return x.HugepagesMib
+	}
+	return 0
+}
+
+func (x *Resources) GetDedicatedVcpus() uint64 {
+	if x != nil {
+		return x.DedicatedVcpus
 	}
 	return 0
 }
@@ -3436,14 +3445,15 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\bcapacity\x18\x02 \x01(\v2\x16.operator.v1.ResourcesR\bcapacity\x128\n" +
 	"\vallocatable\x18\x03 \x01(\v2\x16.operator.v1.ResourcesR\vallocatable\x124\n" +
 	"\tallocated\x18\x04 \x01(\v2\x16.operator.v1.ResourcesR\tallocated\x12.\n" +
-	"\x14any_host_can_be_lost\x18\x05 \x01(\bR\x10anyHostCanBeLost\"\x86\x01\n" +
+	"\x14any_host_can_be_lost\x18\x05 \x01(\bR\x10anyHostCanBeLost\"\xaf\x01\n" +
 	"\tResources\x12\x14\n" +
 	"\x05vcpus\x18\x01 \x01(\x04R\x05vcpus\x12\x1d\n" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x04R\tmemoryMib\x12\x1f\n" +
 	"\vstorage_gib\x18\x03 \x01(\x04R\n" +
 	"storageGib\x12#\n" +
-	"\rhugepages_mib\x18\x04 \x01(\x04R\fhugepagesMib\"\xa0\x02\n" +
+	"\rhugepages_mib\x18\x04 \x01(\x04R\fhugepagesMib\x12'\n" +
+	"\x0fdedicated_vcpus\x18\x05 \x01(\x04R\x0ededicatedVcpus\"\xa0\x02\n" +
 	"\fHostCapacity\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
