@@ -170,6 +170,7 @@ var others = map[string][]string{
 	"nodeagent/rbd":       {"protos/rbd/v1"},
 	"nodeagent/storage":   {"nodeagent/volume", "nodeagent/disk", "nodeagent/rbd", "protos/…", "shared/…"},
 	"nodeagent/lease":     {},
+	"nodeagent/pinning":   {},
 	"nodeagent/watchdog":  {},
 	"nodeagent/tunnel":    {"shared/mtls", "shared/filelock"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
