@@ -67,7 +67,7 @@ type stage struct {
 //	zeros name= size=      writes a file of that many zero bytes to the home directory
 //	file name=             prints a file in the home directory or, with input, writes it
 //	trivet [interrupt=]    runs `trivet` with the input as its arguments and prints its output; interrupts it when the
-//	                       output contains the text of interrupt=
+//	                       output or the standard error contains the text of interrupt=
 //	calls                  prints the calls that the cloud has received since the last "calls"
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -268,19 +268,20 @@ func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
 }
 
 // trivet runs the program with the command line and returns its output, standard error and exit code. If the parameter
-// until is not empty, trivet interrupts the program when the output contains that text. It fails the test if the output
-// contains a secret.
+// until is not empty, trivet interrupts the program when the output or the standard error contains that text. It fails
+// the test if the output contains a secret.
 func (s *stage) trivet(t *testing.T, line, until string) string {
 	var out, errs bytes.Buffer
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	stdout := io.Writer(&out)
+	stdout, stderr := io.Writer(&out), io.Writer(&errs)
 	if until != "" {
-		stdout = io.MultiWriter(&out, onWrite(func() {
-			if strings.Contains(out.String(), until) {
+		watch := onWrite(func() {
+			if strings.Contains(out.String(), until) || strings.Contains(errs.String(), until) {
 				interrupt()
 			}
-		}))
+		})
+		stdout, stderr = io.MultiWriter(&out, watch), io.MultiWriter(&errs, watch)
 	}
 	in := io.Reader(strings.NewReader(s.stdin))
 	if s.stdin == "OPEN\n" {
@@ -290,7 +291,7 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	}
 	sh := session.Shell{
 		Args: words(strings.ReplaceAll(line, "$HOME", s.home)), Env: func(k string) string { return s.env[k] }, Stdin: in,
-		Stdout: stdout, Stderr: &errs, Now: func() time.Time { return now }, Dialer: s.cloud.dial,
+		Stdout: stdout, Stderr: stderr, Now: func() time.Time { return now }, Dialer: s.cloud.dial,
 		HTTP: &http.Client{Transport: fakePublisher{}},
 	}
 	if len(s.answers) > 0 {

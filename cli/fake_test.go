@@ -59,9 +59,12 @@ type fakeCloud struct {
 	vms     []*vmv1.VirtualMachine
 	// migration is the last migration of a VM.
 	migration *operatorv1.Migration
-	images    []*vmv1.Image
-	data      fakeImageData
-	nodes     []*vmv1.Node
+	// drains has the drains of the hosts by the IDs of the hosts, and boots counts the calls of GetDrain in maintenance.
+	drains map[string]*operatorv1.Drain
+	boots  int
+	images []*vmv1.Image
+	data   fakeImageData
+	nodes  []*vmv1.Node
 	// looks holds the statuses that the next calls of GetImage set and return, one per call.
 	looks []vmv1.ImageStatus
 	// watches holds what each stream of WatchVm in turn sends: events, waits, or a status code that ends the stream.
@@ -349,6 +352,7 @@ func (c *fakeCloud) CordonNode(_ context.Context, in *vmv1.CordonNodeRequest) (*
 }
 
 func (c *fakeCloud) UncordonNode(_ context.Context, in *vmv1.UncordonNodeRequest) (*vmv1.Node, error) {
+	c.endDrain(in.GetNodeId())
 	return c.node(in.GetNodeId(), vmv1.NodeState_NODE_STATE_READY)
 }
 

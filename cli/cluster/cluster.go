@@ -33,7 +33,7 @@ func Command(s *session.Session) *cobra.Command {
 		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
 	})
 	c.AddCommand(status, addCommand(s), promoteCommand(s), removeCommand(s), replaceCommand(s), transferCommand(s), tokenCommand(s), backupCommand(s),
-		capacityCommand(s), rebalanceCommand(s))
+		capacityCommand(s), rebalanceCommand(s), rollingDrainCommand(s))
 	return c
 }
 

@@ -69,6 +69,9 @@ var policies = map[string]policy{
 	creditv1.CreditService_ResumeWallet_FullMethodName:       repeatable,
 	creditv1.CreditService_CloseWallet_FullMethodName:        repeatable,
 
+	vmv1.NodeService_DrainNode_FullMethodName:                       repeatable,
+	operatorv1.OperatorService_GetDrain_FullMethodName:              repeatable,
+	operatorv1.OperatorService_CancelDrain_FullMethodName:           repeatable,
 	vmv1.VmService_GetVm_FullMethodName:                             repeatable,
 	vmv1.VmService_ListVms_FullMethodName:                           repeatable,
 	vmv1.VmService_StartVm_FullMethodName:                           repeatable,

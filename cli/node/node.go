@@ -21,13 +21,14 @@ const callTimeout = 30 * time.Second
 
 // Command returns the command `trivet node`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "List, cordon, add, evict and ban hosts", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "node", Short: "List, cordon, drain, add, evict and ban hosts", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(listCommand(s), showCommand(s), tokenCommand(s),
 		changeCommand(s, "cordon", "Stop placing VMs on a host", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
 			return c.CordonNode(ctx, &vmv1.CordonNodeRequest{NodeId: id})
 		}),
-		changeCommand(s, "uncordon", "Allow placing VMs on a host again", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
+		drainCommand(s),
+		changeCommand(s, "uncordon", "Allow placing VMs on a host again, and end its drain or its maintenance", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
 			return c.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: id})
 		}),
 		evictCommand(s), fenceCommand(s), banCommand(s), unbanCommand(s), bansCommand(s))
@@ -78,6 +79,12 @@ func tokenCommand(s *session.Session) *cobra.Command {
 		})
 	})
 	return c
+}
+
+// All returns all hosts, sorted by ID.
+func All(ctx context.Context, conn *dial.Conn) ([]*vmv1.Node, error) {
+	nodes, _, err := all(ctx, conn, 0)
+	return nodes, err
 }
 
 // Find returns the ID of the host that has a name or an ID. For a name, it reads the complete list of hosts, because

@@ -22,8 +22,8 @@ func evictCommand(s *session.Session) *cobra.Command {
 		Long: `Remove a host from the cloud: its certificate is revoked and its record deleted. With a new token it can join again,
 as a new host.
 
-The command fails while VMs are placed on the host, because they cannot be moved: delete them first. With --force they
-stay placed on it: the host's record is kept and cordoned, its VMs keep running, and they are not started on another
+The command fails while VMs are placed on the host: move those that run with "trivet node drain", and delete the others.
+With --force they stay placed on it: the host's record is kept and cordoned, its VMs keep running, and they are not started on another
 host, because they may still run. With a new token the host joins again as the same host. "trivet node ban" prevents
 that.
 

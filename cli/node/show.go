@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
@@ -41,6 +42,9 @@ func showCommand(s *session.Session) *cobra.Command {
 			if err := show.Fields(w, fields(s.Now(), n)); err != nil {
 				return err
 			}
+			if err := showDrain(ctx, w, conn, id); err != nil {
+				return err
+			}
 			vms, more, err := lookup.AllProjects(ctx, s, conn, fmt.Sprintf("node_id = %q", id), maxShownVMs)
 			if status.Code(err) == codes.PermissionDenied {
 				return nil // only operators may list the VMs of all projects
@@ -55,6 +59,20 @@ func showCommand(s *session.Session) *cobra.Command {
 		})
 	})
 	return c
+}
+
+// showDrain prints the drain of a host, if the caller may read it.
+func showDrain(ctx context.Context, w io.Writer, conn *dial.Conn, id string) error {
+	d, err := operatorv1.NewOperatorServiceClient(conn).GetDrain(ctx, &operatorv1.GetDrainRequest{NodeId: id})
+	switch status.Code(err) {
+	case codes.PermissionDenied: // only operators may read it
+		return nil
+	case codes.Unimplemented: // the members are older than this program
+		return nil
+	case codes.OK:
+		return printDrain(w, d.GetDrain())
+	}
+	return err
 }
 
 // printVMs prints the VMs that are placed on a host, those with the most memory first.
@@ -112,7 +130,7 @@ func fields(now time.Time, n *vmv1.Node) [][2]string {
 	return f
 }
 
-// stateAndWhy returns the state of a host. For NOT_READY it adds the reason, and for CORDONED the meaning.
+// stateAndWhy returns the state of a host. For NOT_READY it adds the reason, and for other states the meaning.
 func stateAndWhy(now time.Time, n *vmv1.Node) string {
 	text := show.Enum("NODE_STATE", n.GetState())
 	switch n.GetState() {
@@ -123,6 +141,10 @@ func stateAndWhy(now time.Time, n *vmv1.Node) string {
 		return text + ": its agent has sent no heartbeat for " + show.Age(now, n.GetLastHeartbeat())
 	case vmv1.NodeState_NODE_STATE_CORDONED:
 		return text + ": no VMs are placed on it until `trivet node uncordon`"
+	case vmv1.NodeState_NODE_STATE_DRAINING:
+		return text + ": the VMs that run on it are moved to other hosts"
+	case vmv1.NodeState_NODE_STATE_MAINTENANCE:
+		return text + ": no VM runs on it, and none can be started until `trivet node uncordon`"
 	}
 	return text
 }

@@ -1,0 +1,229 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+)
+
+// drainPoll is the time between two reads of the progress of a drain.
+const drainPoll = time.Second
+
+// maxDrainWait is the deadline of `trivet node drain --wait`. It is longer than the maximum timeout of a drain.
+const maxDrainWait = 25 * time.Hour
+
+// Values of operator.v1.Drain.phase and operator.v1.DrainedVm.status.
+const (
+	phaseMoving     = "MOVING"
+	phaseIncomplete = "INCOMPLETE"
+
+	statusMoving       = "MOVING"
+	statusCannotMove   = "CANNOT_MOVE"
+	statusShuttingDown = "SHUTTING_DOWN"
+	statusShutDown     = "SHUT_DOWN"
+	statusStays        = "STAYS"
+	statusMoved        = "MOVED"
+)
+
+// DrainFlags are the flags of commands that drain hosts.
+type DrainFlags struct {
+	Force  bool
+	Within time.Duration
+}
+
+// Add adds the flags to c.
+func (f *DrainFlags) Add(c *cobra.Command) {
+	c.Flags().BoolVar(&f.Force, "force", false, "shut VMs down that cannot be moved, after the others have left")
+	c.Flags().DurationVar(&f.Within, "within", 0, "end the drain after this time even if VMs still run on the host; 0: 1h")
+}
+
+// Request returns the request to drain a host. It returns a *Usage error if the flags are invalid.
+func (f *DrainFlags) Request(id string) (*vmv1.DrainNodeRequest, error) {
+	if f.Within < 0 || f.Within%time.Second != 0 || f.Within > 24*time.Hour {
+		return nil, session.Usagef("--within %s: want whole seconds, at most 24h", f.Within)
+	}
+	return &vmv1.DrainNodeRequest{NodeId: id, Force: f.Force, TimeoutSeconds: uint32(f.Within / time.Second)}, nil
+}
+
+func drainCommand(s *session.Session) *cobra.Command {
+	var f DrainFlags
+	var wait, cancel bool
+	c := &cobra.Command{
+		Use: "drain NODE", Short: "Move all VMs that run on a host to other hosts",
+		Long: `Move all VMs that run on a host to other hosts, for example before a reboot. No VM is placed on the host meanwhile. When
+no VM runs on it any more, the host is in MAINTENANCE: no VM can be started on it until "trivet node uncordon".
+
+The command returns when the drain has begun. The control plane carries it out, and "trivet node show" shows the
+progress. With --wait the command shows the progress, and returns when the host is in MAINTENANCE. If the command is
+interrupted, the drain goes on.
+
+VMs that cannot be moved go on running, and the drain names them with the reason. With --force they are shut down after
+the other VMs have left. They stay stopped: start them when the maintenance has ended. VMs that do not run stay on the
+host. If VMs run on the host when the time of --within has passed, the drain ends, and the host is CORDONED.`,
+		Example: `  trivet node drain host1 --wait
+  trivet node drain host1 --force --within 30m
+  trivet node drain host1 --cancel`,
+		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
+	}
+	f.Add(c)
+	c.Flags().BoolVar(&wait, "wait", false, "wait until no VM runs on the host")
+	c.Flags().BoolVar(&cancel, "cancel", false, "end the drain; the host stays cordoned, and migrations that have begun go on")
+	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		ctx, end := s.Limit(ctx, map[bool]time.Duration{false: callTimeout, true: maxDrainWait}[wait])
+		defer end()
+		id, err := Find(ctx, conn, args[0])
+		if err != nil {
+			return err
+		}
+		if cancel {
+			if _, err := operatorv1.NewOperatorServiceClient(conn).CancelDrain(ctx, &operatorv1.CancelDrainRequest{NodeId: id}); err != nil {
+				return err
+			}
+			return s.Done(args[0], "drain cancelled")
+		}
+		request, err := f.Request(id)
+		if err != nil {
+			return err
+		}
+		n, err := vmv1.NewNodeServiceClient(conn).DrainNode(ctx, request)
+		if err != nil {
+			return err
+		}
+		if wait {
+			if err := AwaitDrained(ctx, s, conn, id, n.GetName()); err != nil {
+				return err
+			}
+			if n, err = vmv1.NewNodeServiceClient(conn).GetNode(ctx, &vmv1.GetNodeRequest{NodeId: id}); err != nil {
+				return err
+			}
+		}
+		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return printRow(w, s.Now(), n) })
+	})
+	return c
+}
+
+// AwaitDrained shows the progress of the drain of a host, and returns when no VM runs on the host any more. It returns
+// an error if the drain has ended before that. It notes each VM that cannot be moved once, with the reason.
+func AwaitDrained(ctx context.Context, s *session.Session, conn *dial.Conn, id, name string) error {
+	client, noted := operatorv1.NewOperatorServiceClient(conn), map[string]bool{}
+	err := s.Wait("draining "+name, func(progress func(string)) error {
+		for {
+			out, err := client.GetDrain(ctx, &operatorv1.GetDrainRequest{NodeId: id})
+			if err != nil {
+				return err
+			}
+			d := out.GetDrain()
+			for _, vm := range d.GetVms() {
+				if vm.GetStatus() == statusCannotMove && !noted[vm.GetVmId()] {
+					noted[vm.GetVmId()] = true
+					s.Note("%s cannot be moved: %s", vm.GetName(), vm.GetReason())
+				}
+			}
+			switch {
+			case d == nil:
+				return fmt.Errorf("the drain of %s has ended: the host was uncordoned", name)
+			case d.GetPhase() == phaseIncomplete:
+				return fmt.Errorf("%s is not drained: %s", name, d.GetResult())
+			case d.GetPhase() != phaseMoving:
+				return nil
+			}
+			progress(drainText(d))
+			select {
+			case <-time.After(drainPoll):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	if ctx.Err() != nil {
+		s.Note("the drain of %s goes on: `trivet node show` shows it, and `trivet node drain --cancel` ends it", name)
+	}
+	return err
+}
+
+// drainText describes the progress of a drain in one line.
+func drainText(d *operatorv1.Drain) string {
+	count := map[string]int{}
+	all := 0
+	var moving []string
+	for _, vm := range d.GetVms() {
+		count[vm.GetStatus()]++
+		if vm.GetStatus() != statusStays {
+			all++
+		}
+		if vm.GetStatus() == statusMoving {
+			moving = append(moving, vm.GetName()+" "+movingText(vm))
+		}
+	}
+	parts := []string{fmt.Sprintf("moved %d of %d VMs", count[statusMoved], all)}
+	if len(moving) > 0 {
+		parts = append(parts, "moving "+strings.Join(moving, ", "))
+	}
+	for _, one := range []struct{ status, text string }{
+		{statusCannotMove, "%d cannot be moved"}, {statusShuttingDown, "%d are shut down"},
+	} {
+		if n := count[one.status]; n > 0 {
+			parts = append(parts, fmt.Sprintf(one.text, n))
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// movingText returns the target of a VM that is being moved and how much was sent, if that is known.
+func movingText(vm *operatorv1.DrainedVm) string {
+	text := "to " + vm.GetTo()
+	if total := vm.GetTotalBytes(); total > 0 {
+		text += fmt.Sprintf(" (%d %%)", min(vm.GetSentBytes(), total)*100/total)
+	}
+	return text
+}
+
+// printDrain prints the drain of a host with its VMs. It prints nothing if the host was not drained.
+func printDrain(w io.Writer, d *operatorv1.Drain) error {
+	if d == nil {
+		return nil
+	}
+	f := [][2]string{
+		{"Drain", fmt.Sprintf("%s, requested by %s at %s", d.GetPhase(), d.GetRequestedBy(), show.When(d.GetBeganAt()))},
+	}
+	if d.GetPhase() == phaseMoving {
+		f = append(f, [2]string{"Ends", show.When(d.GetDeadline())})
+	} else {
+		f = append(f, [2]string{"Ended", show.When(d.GetEndedAt())}, [2]string{"Result", d.GetResult()})
+	}
+	if d.GetForce() {
+		f = append(f, [2]string{"Force", "VMs that cannot be moved are shut down"})
+	}
+	f = append(f, [2]string{"Progress", drainText(d)})
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	if err := show.Fields(w, f); err != nil || len(d.GetVms()) == 0 {
+		return err
+	}
+	rows := make([][]string, len(d.GetVms()))
+	for i, vm := range d.GetVms() {
+		about := vm.GetReason()
+		switch vm.GetStatus() {
+		case statusMoving:
+			about = movingText(vm)
+		case statusMoved:
+			about = "to " + vm.GetTo()
+		}
+		rows[i] = []string{vm.GetName(), vm.GetOrgId() + "/" + vm.GetProjectId(), vm.GetVmId(), vm.GetStatus(), about}
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return show.Rows(w, []string{"DRAINED VM", "TENANT", "ID", "STATUS", "ABOUT"}, rows)
+}
