@@ -17,6 +17,7 @@ var certifiedRows = []row{
 	{name: agentService + "SendConsole", body: `{"request_id":"x"}`, allowed: "NOT_FOUND"},
 	{name: agentService + "StreamConsole", body: `{"request_id":"x"}`, allowed: "NOT_FOUND"},
 	{name: agentService + "SendSnapshot", body: `{"request_id":"x"}`, allowed: "NOT_FOUND"},
+	{name: agentService + "SendGuestResult", body: `{"request_id":"x"}`, allowed: "NOT_FOUND"},
 	{name: agentService + "SyncNetworks", body: `{"protocol":1,"host":{"vtep":"192.0.2.1"}}`, allowed: "OK"},
 	{name: "agents /member.v1.MemberService/BringKey", body: `{}`, allowed: "FAILED_PRECONDITION"},
 	{name: agentNodes + "HeartbeatNode", body: `$beat`, allowed: "OK"},

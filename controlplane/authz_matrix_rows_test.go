@@ -13,6 +13,7 @@ const (
 	storageVolumes = "/storage.v1.VolumeService/"
 	snapshots      = "/storage.v1.SnapshotService/"
 	consoles       = "/console.v1.ConsoleService/"
+	guests         = "/guest.v1.GuestService/"
 	operators      = "/operator.v1.OperatorService/"
 	vmViews        = "/operator.v1.VmViewService/"
 )
@@ -76,6 +77,11 @@ var computeRows = []row{
 	{name: snapshots + "CreateVolumeFromSnapshot", body: webRequest(`,"snapshot_id":"$no-volume","name":"v"`), allowed: "NOT_FOUND"},
 	{name: storageVolumes + "UpdateVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: storageVolumes + "FlattenVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+
+	{name: guests + "SetGuestPassword", body: webRequest(`,"vm_id":"$vm","username":"root","password":"secret"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
+	{name: guests + "AddGuestSshKeys", body: webRequest(`,"vm_id":"$vm","username":"root","keys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJdD7y3aLq454yWBdwLWbieU1ebz9/cu7/QEXn9OIeZJ"]`),
+		allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
+	{name: guests + "RunGuestCommand", body: webRequest(`,"vm_id":"$vm","command":["true"]`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 
 	{name: nodes + "ListNodes", body: `{}`, allowed: "OK"},
 	{name: nodes + "GetNode", body: `{"node_id":"$node"}`, allowed: "OK"},

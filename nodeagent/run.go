@@ -200,6 +200,9 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 				Since:    r.GetSinceSnapshotId(), Offset: r.GetOffset(), Scanned: w.Scanned,
 			}, w)
 		},
+		Guest: func(ctx context.Context, r *agentv1.GuestRequest) (*agentv1.GuestResult, error) {
+			return a.machines.CallGuest(ctx, r)
+		},
 		Log: a.log,
 	}
 	if a.nets.description != nil {
@@ -260,6 +263,9 @@ func (a *agent) work(ctx context.Context) error {
 	group.Go(func() error { return a.storage.Run(ctx) })
 	group.Go(func() error {
 		return every(ctx, measureEvery, func() { a.link.Usage(a.machines.Measure(ctx)) })
+	})
+	group.Go(func() error {
+		return every(ctx, measureEvery, func() { a.machines.ReadGuestAddresses(ctx) })
 	})
 	group.Go(func() error {
 		return every(ctx, trimEvery, func() {
@@ -398,7 +404,11 @@ func (a *agent) sources() metrics.Sources {
 		VMs: func() []metrics.VM {
 			var out []metrics.VM
 			for _, s := range machines.LastReports() {
-				out = append(out, metrics.VM(s))
+				vm := metrics.VM{ID: s.ID, Observed: s.Observed, Usage: s.Usage, CPU: s.CPU}
+				if s.Guest != nil {
+					vm.Guest = &metrics.GuestMemory{Total: s.Guest.Total, Available: s.Guest.Available}
+				}
+				out = append(out, vm)
 			}
 			return out
 		},

@@ -72,6 +72,7 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 			return err
 		}
 		v.pressedAt = time.Now()
+		v.shutDownGuest(ctx)
 		return nil
 	case PowerOff:
 		return v.powerOff(ctx)

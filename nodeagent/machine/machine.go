@@ -129,6 +129,7 @@ type VM struct {
 	// stopsWithLease is true if Record.needsLease returns true and Record.Live is set.
 	stopsWithLease bool
 	sample         sample
+	addresses      guestAddresses
 }
 
 // Next observes the VM and returns the next step towards its desired state want.
@@ -184,7 +185,7 @@ func (v *VM) Close() {
 func (v *VM) attach(p *qemu.Process) {
 	v.mu.Lock()
 	old := v.process
-	v.process, v.sample = p, sample{}
+	v.process, v.sample, v.addresses = p, sample{}, guestAddresses{}
 	v.mu.Unlock()
 	if p == nil {
 		v.set.o.CPUs.Release(string(v.id))

@@ -23,6 +23,7 @@ type sample struct {
 	cpu   time.Duration
 	usage *cloud.Usage
 	disks []qemu.DiskStats // the counters from the last successful query
+	guest *qemu.GuestMemory
 }
 
 // LastReport is the last observation and measurement of a VM.
@@ -31,6 +32,7 @@ type LastReport struct {
 	Observed cloud.Observed
 	Usage    *cloud.Usage // nil if there is no measurement
 	CPU      time.Duration
+	Guest    *qemu.GuestMemory // nil if the guest's balloon driver reports nothing
 }
 
 // LastReports returns the last observation and measurement of all VMs. It does not measure again.
@@ -38,7 +40,7 @@ func (s *MachineSet) LastReports() []LastReport {
 	var out []LastReport
 	for _, v := range s.machines() {
 		v.mu.Lock()
-		out = append(out, LastReport{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu})
+		out = append(out, LastReport{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu, Guest: v.sample.guest})
 		v.mu.Unlock()
 	}
 	return out
@@ -125,6 +127,10 @@ func (v *VM) measure(
 	}
 	u := cloud.Usage{MemoryMiB: usage.Memory >> 20}
 	stats, err := p.DiskStats(ctx)
+	var guest *qemu.GuestMemory
+	if m, known, err := p.GuestMemory(ctx); err == nil && known {
+		guest = &m
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.process != p {
@@ -150,6 +156,7 @@ func (v *VM) measure(
 	if err != nil {
 		stats = v.sample.disks
 	}
-	v.sample = sample{at: now, cpu: usage.CPU, usage: &u, disks: stats}
+	u.GuestAddresses = v.addresses.valid()
+	v.sample = sample{at: now, cpu: usage.CPU, usage: &u, disks: stats, guest: guest}
 	return u, true
 }

@@ -92,7 +92,11 @@ type VM struct {
 	// since they started.
 	Usage *cloud.Usage
 	CPU   time.Duration
+	Guest *GuestMemory // nil if the guest does not report it
 }
+
+// GuestMemory is the memory of a guest in bytes, as the guest's balloon driver reports it.
+type GuestMemory struct{ Total, Available uint64 }
 
 // Counts holds totals since the agent started.
 type Counts struct {
@@ -169,39 +173,41 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	build     = desc("info", "Always 1.", "version")
-	connected = desc("uplink_connected", "1 while a member of the control plane has accepted the watch.")
-	term      = desc("uplink_term", "Highest raft term seen.")
-	revision  = desc("uplink_revision", "Revision of the assignment held.")
-	sessions  = desc("uplink_sessions_total", "Connections that came about.")
-	failures  = desc("uplink_failures_total", "Connections and attempts that ended with an error.")
-	lease     = desc("lease_seconds", "What is left of the lease; 0 without one.")
-	vms       = desc("vms", "VMs on this host by what is seen of them.", "observed")
-	launches  = desc("launches_total", "Starts of a QEMU.", "result")
-	builds    = desc("builds_total", "Makings of a VM's disks.", "result")
-	deaths    = desc("guest_deaths_total", "Guests whose process ended unasked.")
-	cpu       = desc("vm_cpu_seconds_total", "Processor time of the VM's processes since they started.", "vm")
-	memory    = desc("vm_memory_bytes", "Memory of the VM's processes.", "vm")
-	read      = desc("vm_disk_read_bytes_total", "Bytes that the guest read from its disks.", "vm")
-	applies   = desc("vpc_applies_total", "Times that a VPC was applied to the kernel.", "result")
-	applyTime = desc("vpc_apply_seconds_total", "Time that applying VPCs took.")
-	repairs   = desc("vpc_repairs_total", "Times that a VPC was repaired whose state in the kernel had been changed by others.")
-	netWrites = desc("vpc_writes_total", "Changes of the kernel's state of VPCs.")
-	vpcPorts  = desc("vpc_ports", "Ports of the VPC on this host.", "vpc")
-	vpcRules  = desc("vpc_rules", "Rules of the security groups of the VPC's ports on this host.", "vpc")
-	vpcFailed = desc("vpc_failed", "1 if the VPC could not be applied completely.", "vpc")
-	vpcDrops  = desc("vpc_dropped_packets_total", "Packets of the VPC that this host dropped, by reason.", "vpc", "reason")
-	vpcConns  = desc("vpc_connections", "Connections of the VPC that this host tracks.", "vpc")
-	vpcLimit  = desc("vpc_connection_limit", "Connections of the VPC that this host can track.", "vpc")
-	written   = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
-	received  = desc("vm_network_received_bytes_total", "Bytes that the guest received through its network interfaces.", "vm")
-	sent      = desc("vm_network_sent_bytes_total", "Bytes that the guest sent through its network interfaces.", "vm")
+	build      = desc("info", "Always 1.", "version")
+	connected  = desc("uplink_connected", "1 while a member of the control plane has accepted the watch.")
+	term       = desc("uplink_term", "Highest raft term seen.")
+	revision   = desc("uplink_revision", "Revision of the assignment held.")
+	sessions   = desc("uplink_sessions_total", "Connections that came about.")
+	failures   = desc("uplink_failures_total", "Connections and attempts that ended with an error.")
+	lease      = desc("lease_seconds", "What is left of the lease; 0 without one.")
+	vms        = desc("vms", "VMs on this host by what is seen of them.", "observed")
+	launches   = desc("launches_total", "Starts of a QEMU.", "result")
+	builds     = desc("builds_total", "Makings of a VM's disks.", "result")
+	deaths     = desc("guest_deaths_total", "Guests whose process ended unasked.")
+	cpu        = desc("vm_cpu_seconds_total", "Processor time of the VM's processes since they started.", "vm")
+	memory     = desc("vm_memory_bytes", "Memory of the VM's processes.", "vm")
+	guestTotal = desc("vm_guest_memory_bytes", "Memory that the guest's kernel manages, as the guest's balloon driver reports it.", "vm")
+	guestFree  = desc("vm_guest_memory_available_bytes", "Memory that new programs in the guest could use, as the guest's balloon driver reports it.", "vm")
+	read       = desc("vm_disk_read_bytes_total", "Bytes that the guest read from its disks.", "vm")
+	applies    = desc("vpc_applies_total", "Times that a VPC was applied to the kernel.", "result")
+	applyTime  = desc("vpc_apply_seconds_total", "Time that applying VPCs took.")
+	repairs    = desc("vpc_repairs_total", "Times that a VPC was repaired whose state in the kernel had been changed by others.")
+	netWrites  = desc("vpc_writes_total", "Changes of the kernel's state of VPCs.")
+	vpcPorts   = desc("vpc_ports", "Ports of the VPC on this host.", "vpc")
+	vpcRules   = desc("vpc_rules", "Rules of the security groups of the VPC's ports on this host.", "vpc")
+	vpcFailed  = desc("vpc_failed", "1 if the VPC could not be applied completely.", "vpc")
+	vpcDrops   = desc("vpc_dropped_packets_total", "Packets of the VPC that this host dropped, by reason.", "vpc", "reason")
+	vpcConns   = desc("vpc_connections", "Connections of the VPC that this host tracks.", "vpc")
+	vpcLimit   = desc("vpc_connection_limit", "Connections of the VPC that this host can track.", "vpc")
+	written    = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
+	received   = desc("vm_network_received_bytes_total", "Bytes that the guest received through its network interfaces.", "vm")
+	sent       = desc("vm_network_sent_bytes_total", "Bytes that the guest sent through its network interfaces.", "vm")
 )
 
 // Describe sends the descriptions of all metrics, as prometheus.Collector requires.
 func (c collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, read, written,
+		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, guestTotal, guestFree, read, written,
 		received, sent, applies, applyTime, repairs, netWrites, vpcPorts, vpcRules, vpcFailed, vpcDrops, vpcConns, vpcLimit,
 	} {
 		to <- d
@@ -250,6 +256,10 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		id := string(vm.ID)
 		counter(cpu, vm.CPU.Seconds(), id)
 		gauge(memory, float64(vm.Usage.MemoryMiB<<20), id)
+		if vm.Guest != nil {
+			gauge(guestTotal, float64(vm.Guest.Total), id)
+			gauge(guestFree, float64(vm.Guest.Available), id)
+		}
 		counter(read, float64(vm.Usage.DiskReadBytes), id)
 		counter(written, float64(vm.Usage.DiskWriteBytes), id)
 		counter(received, float64(vm.Usage.NetworkReceivedBytes), id)

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/digitalocean/go-qemu/qmp/raw"
@@ -53,12 +54,12 @@ func (p *Process) freeze(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, nil
 	}
-	defer g.Close()
+	defer func() { _ = g.Close() }() // g is another connection later
 	if err := p.home.write(frozenName, struct{}{}); err != nil {
 		return false, fmt.Errorf("write that the guest may be frozen: %w", err)
 	}
 	var count int
-	if err := g.call(ctx, freezeWithin, "guest-fsfreeze-freeze", &count); err == nil && count > 0 {
+	if err := g.call(ctx, freezeWithin, "guest-fsfreeze-freeze", nil, &count); err == nil && count > 0 {
 		return true, nil
 	}
 	_ = g.Close() // thaw opens a new connection, and the port serves one client at a time.
@@ -103,30 +104,47 @@ func (p *Process) thawOnce(ctx context.Context) error {
 		return err
 	}
 	defer g.Close()
-	return g.call(ctx, thawAttempt, "guest-fsfreeze-thaw", nil)
+	return g.call(ctx, thawAttempt, "guest-fsfreeze-thaw", nil, nil)
 }
 
 // guestConn is a connection to the agent in the guest (qemu-ga), over the virtio-serial port org.qemu.guest_agent.0.
 type guestConn struct {
 	net.Conn
-	replies *bufio.Reader
+	limit   *io.LimitedReader // what may still be read
+	replies *bufio.Reader     // of limit
+	leave   func()            // lets the next client connect
 }
 
-// dialGuest connects to the guest agent (qemu-ga). It skips replies to earlier clients (see synchronize).
+// dialGuest connects to the guest agent (qemu-ga). It first waits until other connections of this process to the guest
+// agent are closed, because the port serves one client at a time. It skips replies to earlier clients (see synchronize).
 func (p *Process) dialGuest(ctx context.Context) (*guestConn, error) {
+	select {
+	case p.guestPort <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	leave := sync.OnceFunc(func() { <-p.guestPort })
 	var d net.Dialer
 	bounded, cancel := context.WithTimeout(ctx, guestSyncWithin)
 	defer cancel()
 	c, err := d.DialContext(bounded, "unix", socketPath(p.dir, agentSocket))
 	if err != nil {
+		leave()
 		return nil, err
 	}
-	g := &guestConn{Conn: c, replies: bufio.NewReader(io.LimitReader(c, maxAgentReply))}
+	g := &guestConn{Conn: c, limit: &io.LimitedReader{R: c, N: maxAgentReply}, leave: leave}
+	g.replies = bufio.NewReader(g.limit)
 	if err := g.synchronize(bounded); err != nil {
-		_ = c.Close()
+		_ = g.Close()
 		return nil, err
 	}
 	return g, nil
+}
+
+// Close closes the connection. It may be called more than once.
+func (g *guestConn) Close() error {
+	defer g.leave()
+	return g.Conn.Close()
 }
 
 // synchronize sends guest-sync-delimited (QEMU's qga/qapi-schema.json). The byte 0xFF makes the agent drop a partial
@@ -151,8 +169,20 @@ func (g *guestConn) synchronize(ctx context.Context) error {
 	}
 }
 
-// call runs a command of the guest agent, and decodes the result into out unless out is nil.
-func (g *guestConn) call(ctx context.Context, within time.Duration, command string, out any) error {
+// call runs a command of the guest agent. Arguments are sent as args unless args is nil, and the result is decoded into
+// out unless out is nil. Its errors do not contain the arguments, which may be secret.
+func (g *guestConn) call(ctx context.Context, within time.Duration, command string, args, out any) error {
+	if err := g.send(ctx, within, command, args); err != nil {
+		return err
+	}
+	if err := g.readReply(out); err != nil {
+		return fmt.Errorf("%s: %w", command, err)
+	}
+	return nil
+}
+
+// send sends a command to the guest agent, and sets the deadline of the connection for the command and its reply.
+func (g *guestConn) send(ctx context.Context, within time.Duration, command string, args any) error {
 	deadline := time.Now().Add(within)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
@@ -160,10 +190,14 @@ func (g *guestConn) call(ctx context.Context, within time.Duration, command stri
 	if err := g.SetDeadline(deadline); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(g, "{\"execute\":%q}\n", command); err != nil {
+	line, err := json.Marshal(struct {
+		Execute   string `json:"execute"`
+		Arguments any    `json:"arguments,omitempty"`
+	}{command, args})
+	if err != nil {
 		return err
 	}
-	if err := g.readReply(out); err != nil {
+	if _, err := g.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("%s: %w", command, err)
 	}
 	return nil
@@ -174,6 +208,16 @@ func (g *guestConn) readReply(out any) error {
 	if err != nil {
 		return err
 	}
+	return decodeReply(line, out)
+}
+
+// agentError is an error that a guest agent has returned. Its text comes from the guest.
+type agentError struct{ text string }
+
+func (e *agentError) Error() string { return e.text }
+
+// decodeReply decodes the result in a reply of a guest agent into out unless out is nil.
+func decodeReply(line []byte, out any) error {
 	var reply struct {
 		Return json.RawMessage `json:"return"`
 		Error  *struct {
@@ -184,7 +228,7 @@ func (g *guestConn) readReply(out any) error {
 		return err
 	}
 	if reply.Error != nil {
-		return errors.New(reply.Error.Desc)
+		return &agentError{reply.Error.Desc}
 	}
 	if out == nil {
 		return nil

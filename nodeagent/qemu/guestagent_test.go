@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -20,6 +21,11 @@ type fakeAgent struct {
 	received []string
 	// refuse has the commands to which the agent answers with an error, and ignore those that it does not answer.
 	refuse, ignore map[string]bool
+	// replies has the replies to commands, and sync what comes before the answer to the first message: see nextReply
+	// and answerSync. given has the commands with their arguments.
+	replies map[string][]string
+	sync    string
+	given   []string
 }
 
 // fakeAgent replaces the socket of the running QEMU by a fake agent. QEMU does not know that this agent has the port
@@ -33,7 +39,7 @@ func (l *copyLab) fakeAgent() *fakeAgent {
 	listener, err := net.Listen("unix", socketPath(dir, agentSocket))
 	require.NoError(l, err)
 	l.p.agentPortOpen = func(context.Context) (bool, error) { return true, nil }
-	a := &fakeAgent{refuse: map[string]bool{}, ignore: map[string]bool{}}
+	a := &fakeAgent{refuse: map[string]bool{}, ignore: map[string]bool{}, replies: map[string][]string{}}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -61,23 +67,28 @@ func (a *fakeAgent) serve(c net.Conn) {
 			line = line[1:]
 		}
 		var q struct {
-			Execute   string `json:"execute"`
-			Arguments struct {
-				ID int64 `json:"id"`
-			} `json:"arguments"`
+			Execute   string          `json:"execute"`
+			Arguments json.RawMessage `json:"arguments"`
 		}
 		if json.Unmarshal(line, &q) != nil {
 			return
 		}
 		if q.Execute == "guest-sync-delimited" {
-			fmt.Fprintf(c, "\xff{\"return\": %d}\n", q.Arguments.ID)
+			var sync struct {
+				ID int64 `json:"id"`
+			}
+			_ = json.Unmarshal(q.Arguments, &sync)
+			a.answerSync(c, sync.ID)
 			continue
 		}
 		a.mu.Lock()
 		a.received = append(a.received, q.Execute)
 		refuse, ignore := a.refuse[q.Execute], a.ignore[q.Execute]
+		reply, set := a.nextReply(q.Execute, q.Arguments)
 		a.mu.Unlock()
 		switch {
+		case set:
+			_, _ = io.WriteString(c, reply)
 		case ignore:
 		case refuse:
 			fmt.Fprint(c, "{\"error\": {\"class\": \"GenericError\", \"desc\": \"not today\"}}\n")

@@ -25,5 +25,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.CopyDisksInTurn, TestCopyOfOneInstant, `not of one instant`)
 	mutanttest.Notices(t, mutant.TakeWithoutHold, TestGuestIsHeldWhileSnapshotsAreTaken, `the guest writes while`)
 	mutanttest.Notices(t, mutant.ReuseFDSets, TestFDSetsAreNotReused, `two disks have one descriptor set`)
+	mutanttest.Notices(t, mutant.KeepGuestOutput, TestGuestOutputIsCut, `kept without a limit`)
 	mutanttest.Notices(t, mutant.KeepFrozen, TestCopyOfOneInstant, `the guest is thawed`)
 }

@@ -48,6 +48,7 @@ type Process struct {
 	end        context.CancelFunc
 	tasks      sync.WaitGroup
 	tpmLost    atomic.Bool // see TPMLost
+	statsAsked atomic.Bool // QEMU asks the guest's balloon driver for statistics; see GuestMemory
 	gone       atomic.Bool // the process has ended, but its exit may not be recorded yet
 	configured atomic.Bool // QEMU has created the machine; see configure
 	exited     chan struct{}
@@ -57,6 +58,8 @@ type Process struct {
 	copying    atomic.Bool   // CopyDisks or endEarlierCopies is in progress
 	copiesLeft chan struct{} // capacity 1; has a value if a copy may have left something in QEMU or a frozen guest
 	layout     sync.Mutex    // held while the disks in the record change, and while QEMU begins copies
+
+	guestPort chan struct{} // capacity 1; full while a client is connected to the guest agent's port
 
 	fdSets    sync.Mutex // guards nextFDSet; held while newFDSets queries QEMU
 	nextFDSet int        // see newFDSets; 0 until the first call
@@ -86,7 +89,8 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 	}
 	p := &Process{launcher: l, home: home, record: r, pidfd: os.NewFile(uintptr(pidfd), "pidfd"),
 		exited: make(chan struct{}), wake: make(chan struct{}, 1), quitWithin: quitTimeout,
-		diskReleaseWithin: diskReleaseTimeout, thawWithin: thawTimeout, copiesLeft: make(chan struct{}, 1)}
+		diskReleaseWithin: diskReleaseTimeout, thawWithin: thawTimeout, copiesLeft: make(chan struct{}, 1),
+		guestPort: make(chan struct{}, 1)}
 	p.agentPortOpen = p.guestHasAgent
 	var err error
 	if p.dir, err = os.Open(home.dir); err != nil {

@@ -63,6 +63,7 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 	defer l.consoles.cancelAll()
 	defer l.consoleStreams.cancelAll()
 	defer l.snapshots.cancelAll()
+	defer l.guests.cancelAll()
 	group.Go(func() error {
 		return l.watch(ctx, agent, func(lasts time.Duration) {
 			if l.o.Connected != nil {
@@ -73,6 +74,7 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 			l.consoles.setSession(ctx, agent)
 			l.consoleStreams.setSession(ctx, agent)
 			l.snapshots.setSession(ctx, agent)
+			l.guests.setSession(ctx, agent)
 			group.Go(func() error { return l.report(ctx, agent) })
 			group.Go(func() error { return l.syncNetworks(ctx, agent) })
 			group.Go(func() error { return l.sendHeartbeats(ctx, vmv1.NewNodeServiceClient(conn), lasts) })
@@ -133,6 +135,9 @@ func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, acce
 		}
 		for _, r := range m.GetSnapshotRequests() {
 			l.sendSnapshot(r)
+		}
+		for _, r := range m.GetGuestRequests() {
+			l.callGuest(r)
 		}
 	}
 }

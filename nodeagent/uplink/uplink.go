@@ -119,6 +119,9 @@ type Options struct {
 	// Snapshot writes the content of a snapshot to w. Its error is sent to the reader. If Snapshot is nil, requests for
 	// snapshots get an error.
 	Snapshot func(ctx context.Context, r *agentv1.SnapshotRequest, w SnapshotWriter) error
+	// Guest sends a request to the guest agent of a VM and returns the result. Its error is sent to the caller, and must
+	// not contain secrets of the request. If Guest is nil, the requests get an error.
+	Guest func(ctx context.Context, r *agentv1.GuestRequest) (*agentv1.GuestResult, error)
 	// Networks applies the host's VPCs, and HostNetwork describes the host's network to the control plane. If Networks is
 	// nil, the host gets no VPCs. Optional.
 	Networks    Networks
@@ -164,6 +167,7 @@ type Link struct {
 	// consoleStreams are the open consoles, in both directions.
 	consoleStreams *transfers
 	snapshots      *transfers
+	guests         *transfers
 	networkAcks    networkAcks
 
 	// The fields below are used only by Run's goroutine and its current session.
@@ -198,6 +202,7 @@ func Open(o Options) (*Link, error) {
 	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(),
 		consoles: newTransfers("consoles", maxConsoles, o.Log), consoleStreams: newTransfers("open consoles", maxConsoleStreams, o.Log),
 		snapshots: newTransfers("snapshots", maxSnapshots, o.Log),
+		guests:    newTransfers("guest agents", maxGuestCalls, o.Log),
 	}
 	l.volumes = newVolumeObservations(l.observations.wake)
 	l.networkAcks.wake = make(chan struct{}, 1)

@@ -23,6 +23,10 @@ const RestartPolicy = "trivet/restart"
 // session token. With "required", the default, it does not. With "optional", it does.
 const MetadataTokens = "trivet/metadata-tokens"
 
+// GuestExec is the metadata key of a VM that decides whether members of its project may run programs in its guest. With
+// "refused", the default, they may not. With "allowed", they may.
+const GuestExec = "trivet/guest-exec"
+
 // TokensOptional reports whether the metadata service answers the guest without a session token.
 func (vm *VM) TokensOptional() bool { return vm.Metadata[MetadataTokens] == "optional" }
 

@@ -2,6 +2,7 @@ package cloud
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 )
 
@@ -114,6 +115,26 @@ type Usage struct {
 	MemoryMiB                                  uint64
 	DiskReadBytes, DiskWriteBytes              uint64
 	NetworkReceivedBytes, NetworkTransmitBytes uint64
+	// GuestAddresses are IP addresses that the guest's agent lists: see CheckedAddresses.
+	GuestAddresses []string `cbor:",omitempty"`
+}
+
+// maxGuestAddresses is the maximum number of addresses of a guest that are kept.
+const maxGuestAddresses = 64
+
+// CheckedAddresses returns those addresses of a guest that are valid IP addresses, without zone and in their usual form,
+// at most 64. Addresses of loopback, of multicast and of one link only are left out. A guest can list any addresses.
+func CheckedAddresses(all []string) (out []string) {
+	for _, text := range all {
+		a, err := netip.ParseAddr(text)
+		if a = a.WithZone("").Unmap(); err != nil || !a.IsGlobalUnicast() || slices.Contains(out, a.String()) {
+			continue
+		}
+		if out = append(out, a.String()); len(out) == maxGuestAddresses {
+			break
+		}
+	}
+	return out
 }
 
 // Tenant returns the org and project that own the VM.
@@ -130,6 +151,16 @@ func (vm *VM) Addresses() (all []string) {
 		}
 	}
 	return all
+}
+
+// Unassigned returns those of the given addresses that no NIC of the VM has.
+func (vm *VM) Unassigned(addresses []string) (out []string) {
+	for _, a := range addresses {
+		if !slices.ContainsFunc(vm.Spec.Network, func(n NIC) bool { return slices.Contains(n.Addresses(), a) }) {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // Merge returns a copy of the labels or metadata in have, with the pairs in change added or replaced. A pair with an

@@ -159,8 +159,16 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copySlice(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
 		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone, StopsWithLease: o.StopsWithLease, Nics: each(o.NICs, nicObservation),
 		Disks: each(o.Disks, diskObservation), Migration: migrationObservation(o.Migration),
-		LaunchGeneration: o.LaunchGeneration, Vcpus: o.VCPUs, MemoryMib: o.MemoryMiB,
+		LaunchGeneration: o.LaunchGeneration, Vcpus: o.VCPUs, MemoryMib: o.MemoryMiB, Guest: guestReport(o.Usage),
 	}
+}
+
+// guestReport returns what a guest reports about itself, or nil if that is nothing.
+func guestReport(u *cloud.Usage) *agentv1.GuestReport {
+	if u == nil || len(u.GuestAddresses) == 0 {
+		return nil
+	}
+	return &agentv1.GuestReport{IpAddresses: copySlice(u.GuestAddresses)}
 }
 
 func diskObservation(d cloud.DiskObservation) *agentv1.DiskObservation {
@@ -181,10 +189,14 @@ func nicObservationFrom(n *agentv1.NicObservation) cloud.NICObservation {
 
 // ObservationFrom converts the protobuf message of an agent to an observation. It is the inverse of Observation.
 func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
+	usage := UsageFrom(o.GetUsage())
+	if usage != nil {
+		usage.GuestAddresses = copySlice(o.GetGuest().GetIpAddresses())
+	}
 	return cloud.Observation{
 		VM: cloud.VMID(o.GetVmId()), Generation: o.GetGeneration(), Observed: enum[cloud.Observed](o.GetObserved()),
 		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copySlice(o.GetIpAddresses()),
-		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
+		Usage: usage, LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
 		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(), StopsWithLease: o.GetStopsWithLease(), NICs: each(o.GetNics(), nicObservationFrom),
 		Disks: each(o.GetDisks(), diskObservationFrom), Migration: migrationObservationFrom(o.GetMigration()),
 		LaunchGeneration: o.GetLaunchGeneration(), VCPUs: o.GetVcpus(), MemoryMiB: o.GetMemoryMib(),

@@ -22,8 +22,12 @@ func VM(vm *cloud.VM, usage *cloud.Usage) *vmv1.VirtualMachine {
 
 func status(vm *cloud.VM, usage *cloud.Usage) *vmv1.VmStatus {
 	s := &vm.Status
+	addresses := vm.Addresses()
+	if usage != nil {
+		addresses = append(addresses, vm.Unassigned(usage.GuestAddresses)...)
+	}
 	return &vmv1.VmStatus{
-		ActualState: vmv1.VmState(s.Actual), HostPid: s.PID, StartedAt: s.StartedAt, IpAddresses: vm.Addresses(),
+		ActualState: vmv1.VmState(s.Actual), HostPid: s.PID, StartedAt: s.StartedAt, IpAddresses: addresses,
 		ResourceUsage: Usage(usage), LastError: s.LastError,
 	}
 }

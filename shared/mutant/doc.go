@@ -98,6 +98,8 @@ const (
 	DropGuards        = "drop-guards"         // a transaction is applied although keys that it read have changed: controlplane/sim
 	IgnoreGeneration  = "ignore-generation"   // a report of an older generation is accepted: controlplane/sim
 	ReserveNewSize    = "reserve-new-size"    // a resize of a running VM allocates only the new size: controlplane/compute/vm
+	KeepGuestOutput   = "keep-guest-output"   // the output of a program in a guest is read without a limit: nodeagent/qemu
+	ExecUnpermitted   = "exec-unpermitted"    // a program runs in the guest of a VM that does not allow it: controlplane/compute/vm
 	ForgetProposalIDs = "forget-proposal-ids" // a repeated proposal is applied twice: controlplane/sim
 	AckBeforeSync     = "ack-before-sync"     // entries are acknowledged before they are durable: controlplane/sim
 	DropVoteSync      = "drop-vote-sync"      // a raft vote is not written to disk: controlplane/sim

@@ -1,5 +1,6 @@
 // Package testenv skips tests whose requirements the machine does not meet, such as root or an installed program. If
-// the environment has CI=true, these tests fail instead, so that continuous integration never skips them.
+// the environment has CI=true, these tests fail instead, so that continuous integration never skips them. It also makes
+// the disk from which guests of tests start QEMU's guest agent.
 package testenv
 
 import (

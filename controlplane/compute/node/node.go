@@ -117,6 +117,8 @@ type Service struct {
 	// consoles, in both directions.
 	consoles, snapshots, openConsoles *hostReads
 	placement                         placement
+	// guests are the calls of guest agents in VMs on hosts.
+	guests *hostReads
 }
 
 // liveness is the response of lastHeardCommand, with which a member asks the leader when it last received a heartbeat
@@ -135,11 +137,11 @@ func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, volumes: noVolumes{}, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
 		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: newConsoleReads(), snapshots: newSnapshotReads(),
-		openConsoles: newOpenConsoles(),
-		guard:        guard{conns: map[*guardedConn]bool{}}, placement: newPlacement(),
+		openConsoles: newOpenConsoles(), guests: newGuestCalls(),
+		guard: guard{conns: map[*guardedConn]bool{}}, placement: newPlacement(),
 	}
 	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, drainCommand, cancelDrainCommand, newTokenCommand, admitCommand, evictCommand, fenceCommand, banCommand, unbanCommand,
-		readConsoleCommand, readSnapshotCommand, openConsoleCommand)
+		readConsoleCommand, readSnapshotCommand, openConsoleCommand, callGuestCommand)
 	return s
 }
 

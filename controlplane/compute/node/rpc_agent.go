@@ -320,6 +320,18 @@ func (a *agents) SendSnapshot(stream agentv1.AgentService_SendSnapshotServer) er
 	return stream.SendAndClose(&agentv1.SendSnapshotResponse{})
 }
 
+func (a *agents) SendGuestResult(stream agentv1.AgentService_SendGuestResultServer) error {
+	id, leave, err := a.s.admit(stream.Context())
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := forward(stream.Context(), a.s.guests, id, stream.Recv); err != nil {
+		return err
+	}
+	return stream.SendAndClose(&agentv1.SendGuestResultResponse{})
+}
+
 // heartbeats implements NodeService for agents, on port 7443. It supports only HeartbeatNode.
 type heartbeats struct {
 	vmv1.UnimplementedNodeServiceServer

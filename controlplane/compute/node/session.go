@@ -89,6 +89,8 @@ func (s *session) takeRequests(m *agentv1.WatchResponse) bool {
 			m.OpenConsoles = append(m.OpenConsoles, r)
 		case *agentv1.SnapshotRequest:
 			m.SnapshotRequests = append(m.SnapshotRequests, r)
+		case *agentv1.GuestRequest:
+			m.GuestRequests = append(m.GuestRequests, r)
 		}
 	}
 	any := len(s.requests) > 0

@@ -93,6 +93,11 @@ func checkPolicy(metadata map[string]string) error {
 	default:
 		return fault.Invalid("metadata", "%s must be required or optional, not %q", cloud.MetadataTokens, p)
 	}
+	switch p := metadata[cloud.GuestExec]; p {
+	case "", "allowed", "refused":
+	default:
+		return fault.Invalid("metadata", "%s must be allowed or refused, not %q", cloud.GuestExec, p)
+	}
 	if _, isSet := metadata[cloud.PendingResize]; isSet {
 		return fault.Invalid("metadata", "%s cannot be set: it shows a resize that takes effect at the next start", cloud.PendingResize)
 	}

@@ -28,5 +28,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.PlaceOnDraining, TestDrainedHostGetsNoVM, "a VM was placed on a host that is drained")
 	mutanttest.Notices(t, mutant.StartInMaintenance, TestDrain, "a VM was started on a host in maintenance")
 	mutanttest.Notices(t, mutant.MaintenanceEarly, TestDrainOfTarget, "a host to which a VM is being migrated is in maintenance")
+	mutanttest.Notices(t, mutant.ExecUnpermitted, TestExecNeedsPermission, "a program may run in this guest")
 	mutanttest.Notices(t, mutant.AllocateTwice, TestConcurrentCreatesShareNoCapacity, "more VMs than the host has room for")
 }

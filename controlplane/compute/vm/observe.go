@@ -152,7 +152,9 @@ func (s *Service) storeUsage(o cloud.Observation) {
 	case o.Observed != cloud.ObservedRunning:
 		delete(s.usage, o.VM)
 	case o.Usage != nil:
-		s.usage[o.VM] = *o.Usage
+		u := *o.Usage
+		u.GuestAddresses = cloud.CheckedAddresses(u.GuestAddresses)
+		s.usage[o.VM] = u
 	}
 }
 

@@ -31,6 +31,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodDelete, "/api/v1/vms/{id}/disks/{disk}", service+"DetachDisk", s.deleteDisk)
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/nics", service+"AttachNic", s.postNIC)
 	r.Handle(http.MethodDelete, "/api/v1/vms/{id}/nics/{nic}", service+"DetachNic", s.deleteNIC)
+	s.guestRoutes(r)
 }
 
 // vmResponse is the JSON object VmResponse of the wire contract (docs/api.md).

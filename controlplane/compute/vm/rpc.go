@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
@@ -17,10 +18,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register registers VmService and VmViewService for API callers.
+// Register registers VmService, VmViewService and GuestService for API callers.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	vmv1.RegisterVmServiceServer(g, &server{s: s})
 	operatorv1.RegisterVmViewServiceServer(g, &viewServer{server: server{s: s}})
+	guestv1.RegisterGuestServiceServer(g, &guestServer{s: s})
 }
 
 type server struct {

@@ -189,6 +189,9 @@ func Readmit(ctx context.Context, now *cloud.Caller) error {
 	return nil
 }
 
+// GuestCallFailed is the reason of faults whose message comes from a guest or its host.
+const GuestCallFailed = "GUEST_CALL_FAILED"
+
 // Auditor creates audit records for failed calls, and for successful calls of the methods in the list unwritten. Such
 // calls change no record. A call that changes a record creates its audit record together with the change.
 type Auditor interface {
@@ -218,7 +221,12 @@ func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, request
 	if c.Method == "" {
 		c.Method = string(m)
 	}
-	a.Failed(c, code.Code(f.Kind.RPC()).String(), f.Message)
+	message := f.Message
+	if f.Reason == GuestCallFailed {
+		// The message can quote an error text of the guest, which can repeat the secrets of the request.
+		message = f.Reason
+	}
+	a.Failed(c, code.Code(f.Kind.RPC()).String(), message)
 }
 
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {

@@ -197,11 +197,17 @@ func TestReadmit(t *testing.T) {
 	}
 }
 
-// countingAuditor is an Auditor that counts the calls of its two methods.
-type countingAuditor struct{ done, failed int }
+// countingAuditor is an Auditor that counts the calls of its two methods, and keeps the message of the last failed call.
+type countingAuditor struct {
+	done, failed int
+	message      string
+}
 
-func (a *countingAuditor) Done(*cloud.Caller)                   { a.done++ }
-func (a *countingAuditor) Failed(*cloud.Caller, string, string) { a.failed++ }
+func (a *countingAuditor) Done(*cloud.Caller) { a.done++ }
+func (a *countingAuditor) Failed(_ *cloud.Caller, _, message string) {
+	a.failed++
+	a.message = message
+}
 
 // TestCallsAreReportedToTheAuditor checks which calls reach the auditor: successful calls that write no record, failed
 // changes, and refused reads, but no others.
@@ -213,8 +219,9 @@ func TestCallsAreReportedToTheAuditor(t *testing.T) {
 		want   countingAuditor
 	}{
 		{operators + "BackupCluster", 0, countingAuditor{done: 1}}, {operators + "TransferLeader", 0, countingAuditor{done: 1}}, {vms + "CreateVm", 0, countingAuditor{}},
-		{vms + "CreateVm", fault.ResourceExhausted, countingAuditor{failed: 1}}, {vms + "GetVm", fault.NotFound, countingAuditor{}},
-		{vms + "GetVm", fault.PermissionDenied, countingAuditor{failed: 1}}, {vms + "GetVm", fault.Unauthenticated, countingAuditor{failed: 1}},
+		{vms + "CreateVm", fault.ResourceExhausted, countingAuditor{failed: 1, message: "no"}}, {vms + "GetVm", fault.NotFound, countingAuditor{}},
+		{vms + "GetVm", fault.PermissionDenied, countingAuditor{failed: 1, message: "no"}}, {vms + "GetVm", fault.Unauthenticated, countingAuditor{failed: 1, message: "no"}},
+		{guests + "SetGuestPassword", 0, countingAuditor{done: 1}}, {guests + "RunGuestCommand", 0, countingAuditor{done: 1}},
 	} {
 		var a countingAuditor
 		if x.kind == 0 {
@@ -224,6 +231,14 @@ func TestCallsAreReportedToTheAuditor(t *testing.T) {
 		}
 		require.Equal(t, x.want, a, x.method)
 	}
+}
+
+// TestAuditQuotesNoGuest checks that the text of a guest, which can repeat a password, does not reach the audit.
+func TestAuditQuotesNoGuest(t *testing.T) {
+	var a countingAuditor
+	f := fault.New(fault.FailedPrecondition, "the guest agent refused the request: secret").WithReason(GuestCallFailed)
+	ReportFailure(&a, caller(cloud.ProofPassword, cloud.Tenant{}), guests+"SetGuestPassword", f, "", "")
+	require.Equal(t, countingAuditor{failed: 1, message: GuestCallFailed}, a)
 }
 
 // TestAdmitTwice calls Admit several times for one call. The policy must be evaluated again only if the method, the

@@ -59,6 +59,7 @@ const (
 	volumes        = "/vmcontroller.v1.VolumeService/"
 	consoles       = "/console.v1.ConsoleService/"
 	nodes          = "/vmcontroller.v1.NodeService/"
+	guests         = "/guest.v1.GuestService/"
 	storageVolumes = "/storage.v1.VolumeService/"
 	storageClasses = "/storage.v1.StorageClassService/"
 	snapshots      = "/storage.v1.SnapshotService/"
@@ -90,6 +91,10 @@ var rules = map[Method]Rule{
 	vms + "AttachNic":          {OfProject, write},
 	vms + "DetachNic":          {OfProject, write},
 	vms + "WatchVm":            {OfProject, read},
+
+	guests + "SetGuestPassword": {OfProject, write},
+	guests + "AddGuestSshKeys":  {OfProject, write},
+	guests + "RunGuestCommand":  {OfProject, write},
 
 	images + "CreateImage":         {OfOrg, write},
 	images + "BeginImageUpload":    {OfOrg, write},
@@ -302,7 +307,10 @@ var Open = map[Method]string{
 }
 
 // unwritten lists the methods that act without changing a record. Only ReportSuccess creates audit records for them.
-var unwritten = []Method{operators + "BackupCluster", operators + "TransferLeader"}
+var unwritten = []Method{
+	operators + "BackupCluster", operators + "TransferLeader",
+	guests + "SetGuestPassword", guests + "AddGuestSshKeys", guests + "RunGuestCommand",
+}
 
 // rolesAt returns the roles that the caller c has in the given tenant, for a method with the rule r.
 func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {

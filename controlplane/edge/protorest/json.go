@@ -1,6 +1,7 @@
 package protorest
 
 import (
+	"encoding/base64"
 	"math"
 	"slices"
 	"strconv"
@@ -138,6 +139,13 @@ func decodeValue(
 			return protoreflect.ValueOfString(s), nil
 		}
 		return into, wrongType(at, "a string")
+	case protoreflect.BytesKind:
+		if s, ok := value.(string); ok {
+			if b, err := base64.StdEncoding.DecodeString(s); err == nil {
+				return protoreflect.ValueOfBytes(b), nil
+			}
+		}
+		return into, wrongType(at, "a string in base64")
 	case protoreflect.BoolKind:
 		if b, ok := value.(bool); ok {
 			return protoreflect.ValueOfBool(b), nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/shared/fault"
 
+	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
@@ -31,5 +32,23 @@ func TestMaps(t *testing.T) {
 		body = nil
 		require.NoError(t, json.Unmarshal([]byte(bad), &body))
 		require.True(t, fault.Is(Decode(out.ProtoReflect(), "", body), fault.InvalidArgument), bad)
+	}
+}
+
+// TestBytes checks that bytes are in base64 in JSON, and that other texts are refused.
+func TestBytes(t *testing.T) {
+	in := &guestv1.RunGuestCommandRequest{Command: []string{"cat"}, Stdin: []byte{0, 255, 'a'}}
+	text, err := json.Marshal(Encode(in.ProtoReflect()))
+	require.NoError(t, err)
+	require.Contains(t, string(text), `"stdin":"AP9h"`)
+	var body map[string]any
+	require.NoError(t, json.Unmarshal(text, &body))
+	out := &guestv1.RunGuestCommandRequest{}
+	require.NoError(t, Decode(out.ProtoReflect(), "", body))
+	require.Equal(t, in.String(), out.String())
+	for _, bad := range []any{"*", 1.0, true, []any{"AP9h"}} {
+		err := Decode(out.ProtoReflect(), "", map[string]any{"stdin": bad})
+		require.True(t, fault.Is(err, fault.InvalidArgument), "%v", bad)
+		require.ErrorContains(t, err, "stdin")
 	}
 }

@@ -2,7 +2,7 @@
 //
 // A request is the RPC's request as JSON: the body of POST and PATCH, the query of GET and DELETE, and the variables of
 // the path. The response is the RPC's response. The JSON differs from protobuf's own: names are those of the .proto
-// files, enums are in lower case without prefix, 64-bit integers are numbers, and a message whose only field is a list
+// files, enums are in lower case without prefix, 64-bit integers are numbers, bytes are in base64, and a message whose only field is a list
 // or a map is that list or map.
 //
 // Decision: the RPC authorizes the call, because the tenant may be in the body. Handle only authenticates the caller

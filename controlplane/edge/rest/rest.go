@@ -136,7 +136,11 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 		if r, _, err = s.authenticate(r); err != nil {
 			return nil, err
 		}
-		return h(w, r)
+		data, err := h(w, r)
+		if err == nil {
+			auth.ReportSuccess(s.opts.Audit, auth.CallerOf(r.Context()), as)
+		}
+		return data, err
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
@@ -24,6 +25,8 @@ func TestTarget(t *testing.T) {
 		{&identityv1.BindRoleRequest{UserId: "ada", Binding: &identityv1.Binding{Role: "org:admin", OrgId: "acme"}}, "binding.org_id=acme binding.role=org:admin user_id=ada"},
 		{&identityv1.SetQuotaRequest{ProjectId: "web", Quota: &identityv1.Quota{Vms: proto.Uint64(0)}}, "project_id=web quota.vms=0"},
 		{&identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:viewer"}}, "name=ci role=project:viewer"},
+		{&guestv1.SetGuestPasswordRequest{VmId: "c", Username: "root", Password: "secret"}, "username=root vm_id=c"},
+		{&guestv1.RunGuestCommandRequest{VmId: "c", Command: []string{"login", "secret"}, Stdin: []byte("secret")}, "vm_id=c"},
 		{&vmv1.GetVmRequest{OrgId: "a", ProjectId: "b", VmId: "c"}, "org_id=a project_id=b vm_id=c"},
 		{&vmv1.GetVmRequest{VmId: strings.Repeat("x", 300)}, "vm_id=" + strings.Repeat("x", 250) + "…"},
 		{nil, ""}, {7, ""},

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Stream is a Command that sends its response in pieces. A stream must only read, because the Gate does not check
-// streams.
+// Stream is a Command that sends its response in pieces. A stream must not change records, because the Gate does
+// not check streams.
 type Stream[S, Q any] struct {
 	name string
 	run  func(S, context.Context, Q, func([]byte) error) error

@@ -872,7 +872,10 @@ type WatchResponse struct {
 	// Snapshots to send by SendSnapshot, or to stop sending.
 	SnapshotRequests []*SnapshotRequest `protobuf:"bytes,60,rep,name=snapshot_requests,json=snapshotRequests,proto3" json:"snapshot_requests,omitempty"`
 	// Consoles to open with StreamConsole, or to close. Older agents ignore them.
-	OpenConsoles  []*OpenConsoleRequest `protobuf:"bytes,70,rep,name=open_consoles,json=openConsoles,proto3" json:"open_consoles,omitempty"`
+	OpenConsoles []*OpenConsoleRequest `protobuf:"bytes,70,rep,name=open_consoles,json=openConsoles,proto3" json:"open_consoles,omitempty"`
+	// Requests to guest agents, which are answered by SendGuestResult, or to stop waiting for an answer. They may contain
+	// secrets: the agent writes them to no file or log.
+	GuestRequests []*GuestRequest `protobuf:"bytes,80,rep,name=guest_requests,json=guestRequests,proto3" json:"guest_requests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,6 +990,13 @@ func (x *WatchResponse) GetSnapshotRequests() []*SnapshotRequest {
 func (x *WatchResponse) GetOpenConsoles() []*OpenConsoleRequest {
 	if x != nil {
 		return x.OpenConsoles
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetGuestRequests() []*GuestRequest {
+	if x != nil {
+		return x.GuestRequests
 	}
 	return nil
 }
@@ -2547,6 +2557,501 @@ func (x *ConsoleRequest) GetCancel() bool {
 	return false
 }
 
+// GuestRequest is a request to the guest agent (qemu-ga) in a VM, or withdraws a request. The control plane has checked
+// the fields as guest.v1 describes them.
+type GuestRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	VmId      string                 `protobuf:"bytes,2,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	// The caller is gone. Only request_id is set besides.
+	Cancel bool `protobuf:"varint,3,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	// Types that are valid to be assigned to Call:
+	//
+	//	*GuestRequest_Password
+	//	*GuestRequest_SshKeys
+	//	*GuestRequest_Command
+	Call          isGuestRequest_Call `protobuf_oneof:"call"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestRequest) Reset() {
+	*x = GuestRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestRequest) ProtoMessage() {}
+
+func (x *GuestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestRequest.ProtoReflect.Descriptor instead.
+func (*GuestRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *GuestRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *GuestRequest) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+func (x *GuestRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *GuestRequest) GetCall() isGuestRequest_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *GuestRequest) GetPassword() *GuestPassword {
+	if x != nil {
+		if x, ok := x.Call.(*GuestRequest_Password); ok {
+			return x.Password
+		}
+	}
+	return nil
+}
+
+func (x *GuestRequest) GetSshKeys() *GuestSshKeys {
+	if x != nil {
+		if x, ok := x.Call.(*GuestRequest_SshKeys); ok {
+			return x.SshKeys
+		}
+	}
+	return nil
+}
+
+func (x *GuestRequest) GetCommand() *GuestCommand {
+	if x != nil {
+		if x, ok := x.Call.(*GuestRequest_Command); ok {
+			return x.Command
+		}
+	}
+	return nil
+}
+
+type isGuestRequest_Call interface {
+	isGuestRequest_Call()
+}
+
+type GuestRequest_Password struct {
+	Password *GuestPassword `protobuf:"bytes,4,opt,name=password,proto3,oneof"`
+}
+
+type GuestRequest_SshKeys struct {
+	SshKeys *GuestSshKeys `protobuf:"bytes,5,opt,name=ssh_keys,json=sshKeys,proto3,oneof"`
+}
+
+type GuestRequest_Command struct {
+	Command *GuestCommand `protobuf:"bytes,6,opt,name=command,proto3,oneof"`
+}
+
+func (*GuestRequest_Password) isGuestRequest_Call() {}
+
+func (*GuestRequest_SshKeys) isGuestRequest_Call() {}
+
+func (*GuestRequest_Command) isGuestRequest_Call() {}
+
+type GuestPassword struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Username      string                 `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string                 `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestPassword) Reset() {
+	*x = GuestPassword{}
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestPassword) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestPassword) ProtoMessage() {}
+
+func (x *GuestPassword) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestPassword.ProtoReflect.Descriptor instead.
+func (*GuestPassword) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *GuestPassword) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *GuestPassword) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+type GuestSshKeys struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Username string                 `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
+	Keys     []string               `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`
+	// True: the keys replace all present keys.
+	Replace       bool `protobuf:"varint,3,opt,name=replace,proto3" json:"replace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestSshKeys) Reset() {
+	*x = GuestSshKeys{}
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestSshKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestSshKeys) ProtoMessage() {}
+
+func (x *GuestSshKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestSshKeys.ProtoReflect.Descriptor instead.
+func (*GuestSshKeys) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *GuestSshKeys) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *GuestSshKeys) GetKeys() []string {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *GuestSshKeys) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+type GuestCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The program and its arguments.
+	Command []string `protobuf:"bytes,1,rep,name=command,proto3" json:"command,omitempty"`
+	// How long the host waits for the end of the program.
+	TimeoutSeconds uint32 `protobuf:"varint,2,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
+	// The standard input of the program.
+	Stdin         []byte `protobuf:"bytes,3,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestCommand) Reset() {
+	*x = GuestCommand{}
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestCommand) ProtoMessage() {}
+
+func (x *GuestCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestCommand.ProtoReflect.Descriptor instead.
+func (*GuestCommand) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *GuestCommand) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *GuestCommand) GetTimeoutSeconds() uint32 {
+	if x != nil {
+		return x.TimeoutSeconds
+	}
+	return 0
+}
+
+func (x *GuestCommand) GetStdin() []byte {
+	if x != nil {
+		return x.Stdin
+	}
+	return nil
+}
+
+// GuestResult is the result of a GuestRequest that succeeded.
+type GuestResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fields below are those of guest.v1 RunGuestCommandResponse.
+	ExitCode        int32  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	Signal          int32  `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	Stdout          []byte `protobuf:"bytes,3,opt,name=stdout,proto3" json:"stdout,omitempty"`
+	Stderr          []byte `protobuf:"bytes,4,opt,name=stderr,proto3" json:"stderr,omitempty"`
+	StdoutTruncated bool   `protobuf:"varint,5,opt,name=stdout_truncated,json=stdoutTruncated,proto3" json:"stdout_truncated,omitempty"`
+	StderrTruncated bool   `protobuf:"varint,6,opt,name=stderr_truncated,json=stderrTruncated,proto3" json:"stderr_truncated,omitempty"`
+	// True: the program has not ended in time. The fields above are not set.
+	TimedOut      bool `protobuf:"varint,7,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestResult) Reset() {
+	*x = GuestResult{}
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestResult) ProtoMessage() {}
+
+func (x *GuestResult) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestResult.ProtoReflect.Descriptor instead.
+func (*GuestResult) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *GuestResult) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *GuestResult) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *GuestResult) GetStdout() []byte {
+	if x != nil {
+		return x.Stdout
+	}
+	return nil
+}
+
+func (x *GuestResult) GetStderr() []byte {
+	if x != nil {
+		return x.Stderr
+	}
+	return nil
+}
+
+func (x *GuestResult) GetStdoutTruncated() bool {
+	if x != nil {
+		return x.StdoutTruncated
+	}
+	return false
+}
+
+func (x *GuestResult) GetStderrTruncated() bool {
+	if x != nil {
+		return x.StderrTruncated
+	}
+	return false
+}
+
+func (x *GuestResult) GetTimedOut() bool {
+	if x != nil {
+		return x.TimedOut
+	}
+	return false
+}
+
+type SendGuestResultRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only in the first message.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// A part of an encoded GuestResult, at most 256 KiB. May be empty: the agent still waits for the guest.
+	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// Why there is no result. Ends the stream. The first 1024 bytes are shown to the caller.
+	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendGuestResultRequest) Reset() {
+	*x = SendGuestResultRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendGuestResultRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendGuestResultRequest) ProtoMessage() {}
+
+func (x *SendGuestResultRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendGuestResultRequest.ProtoReflect.Descriptor instead.
+func (*SendGuestResultRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SendGuestResultRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *SendGuestResultRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *SendGuestResultRequest) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type SendGuestResultResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendGuestResultResponse) Reset() {
+	*x = SendGuestResultResponse{}
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendGuestResultResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendGuestResultResponse) ProtoMessage() {}
+
+func (x *SendGuestResultResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendGuestResultResponse.ProtoReflect.Descriptor instead.
+func (*SendGuestResultResponse) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
 // SnapshotRequest asks for the content of a snapshot of a volume that is bound to the host, or withdraws a request.
 type SnapshotRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -2566,7 +3071,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +3083,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +3096,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SnapshotRequest) GetRequestId() string {
@@ -2650,7 +3155,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +3167,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +3180,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReportRequest) GetFacts() *NodeFacts {
@@ -2707,7 +3212,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +3224,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +3237,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 // NodeFacts describes the host beyond its heartbeat.
@@ -2775,7 +3280,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +3292,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +3305,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NodeFacts) GetBootId() string {
@@ -2907,7 +3412,7 @@ type MachineFeature struct {
 
 func (x *MachineFeature) Reset() {
 	*x = MachineFeature{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2919,7 +3424,7 @@ func (x *MachineFeature) String() string {
 func (*MachineFeature) ProtoMessage() {}
 
 func (x *MachineFeature) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2932,7 +3437,7 @@ func (x *MachineFeature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineFeature.ProtoReflect.Descriptor instead.
 func (*MachineFeature) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MachineFeature) GetName() string {
@@ -2972,7 +3477,7 @@ type StoragePool struct {
 
 func (x *StoragePool) Reset() {
 	*x = StoragePool{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2984,7 +3489,7 @@ func (x *StoragePool) String() string {
 func (*StoragePool) ProtoMessage() {}
 
 func (x *StoragePool) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2997,7 +3502,7 @@ func (x *StoragePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePool.ProtoReflect.Descriptor instead.
 func (*StoragePool) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StoragePool) GetName() string {
@@ -3050,6 +3555,8 @@ type VmObservation struct {
 	IpAddresses []string `protobuf:"bytes,7,rep,name=ip_addresses,json=ipAddresses,proto3" json:"ip_addresses,omitempty"`
 	// Kept in the leader's memory only.
 	Usage *v1.ResourceUsage `protobuf:"bytes,8,opt,name=usage,proto3" json:"usage,omitempty"`
+	// What the guest says about itself. Kept with usage, and only if usage is set.
+	Guest *GuestReport `protobuf:"bytes,320,opt,name=guest,proto3" json:"guest,omitempty"`
 	// The first 1024 bytes are kept.
 	LastError string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// AssignedVm.reboots of the last reboot that was carried out. resets_done and starts_done likewise.
@@ -3078,7 +3585,7 @@ type VmObservation struct {
 
 func (x *VmObservation) Reset() {
 	*x = VmObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3090,7 +3597,7 @@ func (x *VmObservation) String() string {
 func (*VmObservation) ProtoMessage() {}
 
 func (x *VmObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3103,7 +3610,7 @@ func (x *VmObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VmObservation.ProtoReflect.Descriptor instead.
 func (*VmObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *VmObservation) GetVmId() string {
@@ -3158,6 +3665,13 @@ func (x *VmObservation) GetIpAddresses() []string {
 func (x *VmObservation) GetUsage() *v1.ResourceUsage {
 	if x != nil {
 		return x.Usage
+	}
+	return nil
+}
+
+func (x *VmObservation) GetGuest() *GuestReport {
+	if x != nil {
+		return x.Guest
 	}
 	return nil
 }
@@ -3239,6 +3753,53 @@ func (x *VmObservation) GetMemoryMib() uint64 {
 	return 0
 }
 
+// GuestReport has values that come from programs and drivers in the guest, which may be hostile.
+type GuestReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The IP addresses of the guest's network interfaces, as its guest agent lists them, without those of loopback and of
+	// one link only. The first 64 are kept.
+	IpAddresses   []string `protobuf:"bytes,1,rep,name=ip_addresses,json=ipAddresses,proto3" json:"ip_addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GuestReport) Reset() {
+	*x = GuestReport{}
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuestReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuestReport) ProtoMessage() {}
+
+func (x *GuestReport) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuestReport.ProtoReflect.Descriptor instead.
+func (*GuestReport) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *GuestReport) GetIpAddresses() []string {
+	if x != nil {
+		return x.IpAddresses
+	}
+	return nil
+}
+
 // MigrationObservation is the state of a migration on one of its hosts.
 type MigrationObservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3263,7 +3824,7 @@ type MigrationObservation struct {
 
 func (x *MigrationObservation) Reset() {
 	*x = MigrationObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3275,7 +3836,7 @@ func (x *MigrationObservation) String() string {
 func (*MigrationObservation) ProtoMessage() {}
 
 func (x *MigrationObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3288,7 +3849,7 @@ func (x *MigrationObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrationObservation.ProtoReflect.Descriptor instead.
 func (*MigrationObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MigrationObservation) GetAttempt() uint64 {
@@ -3365,7 +3926,7 @@ type DiskObservation struct {
 
 func (x *DiskObservation) Reset() {
 	*x = DiskObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3938,7 @@ func (x *DiskObservation) String() string {
 func (*DiskObservation) ProtoMessage() {}
 
 func (x *DiskObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3951,7 @@ func (x *DiskObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskObservation.ProtoReflect.Descriptor instead.
 func (*DiskObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DiskObservation) GetId() string {
@@ -3448,7 +4009,7 @@ type VolumeObservation struct {
 
 func (x *VolumeObservation) Reset() {
 	*x = VolumeObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +4021,7 @@ func (x *VolumeObservation) String() string {
 func (*VolumeObservation) ProtoMessage() {}
 
 func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +4034,7 @@ func (x *VolumeObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeObservation.ProtoReflect.Descriptor instead.
 func (*VolumeObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VolumeObservation) GetVolumeId() string {
@@ -3565,7 +4126,7 @@ type SnapshotObservation struct {
 
 func (x *SnapshotObservation) Reset() {
 	*x = SnapshotObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3577,7 +4138,7 @@ func (x *SnapshotObservation) String() string {
 func (*SnapshotObservation) ProtoMessage() {}
 
 func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3590,7 +4151,7 @@ func (x *SnapshotObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotObservation.ProtoReflect.Descriptor instead.
 func (*SnapshotObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SnapshotObservation) GetSnapshotId() string {
@@ -3662,7 +4223,7 @@ type NicObservation struct {
 
 func (x *NicObservation) Reset() {
 	*x = NicObservation{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +4235,7 @@ func (x *NicObservation) String() string {
 func (*NicObservation) ProtoMessage() {}
 
 func (x *NicObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +4248,7 @@ func (x *NicObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicObservation.ProtoReflect.Descriptor instead.
 func (*NicObservation) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NicObservation) GetId() string {
@@ -3723,7 +4284,7 @@ type ReadImageRequest struct {
 
 func (x *ReadImageRequest) Reset() {
 	*x = ReadImageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +4296,7 @@ func (x *ReadImageRequest) String() string {
 func (*ReadImageRequest) ProtoMessage() {}
 
 func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +4309,7 @@ func (x *ReadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageRequest.ProtoReflect.Descriptor instead.
 func (*ReadImageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReadImageRequest) GetSha256() string {
@@ -3775,7 +4336,7 @@ type ReadImageResponse struct {
 
 func (x *ReadImageResponse) Reset() {
 	*x = ReadImageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +4348,7 @@ func (x *ReadImageResponse) String() string {
 func (*ReadImageResponse) ProtoMessage() {}
 
 func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +4361,7 @@ func (x *ReadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadImageResponse.ProtoReflect.Descriptor instead.
 func (*ReadImageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReadImageResponse) GetData() []byte {
@@ -3825,7 +4386,7 @@ type SendConsoleRequest struct {
 
 func (x *SendConsoleRequest) Reset() {
 	*x = SendConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3837,7 +4398,7 @@ func (x *SendConsoleRequest) String() string {
 func (*SendConsoleRequest) ProtoMessage() {}
 
 func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3850,7 +4411,7 @@ func (x *SendConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleRequest.ProtoReflect.Descriptor instead.
 func (*SendConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SendConsoleRequest) GetRequestId() string {
@@ -3882,7 +4443,7 @@ type SendConsoleResponse struct {
 
 func (x *SendConsoleResponse) Reset() {
 	*x = SendConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +4455,7 @@ func (x *SendConsoleResponse) String() string {
 func (*SendConsoleResponse) ProtoMessage() {}
 
 func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +4468,7 @@ func (x *SendConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendConsoleResponse.ProtoReflect.Descriptor instead.
 func (*SendConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 type StreamConsoleRequest struct {
@@ -3931,7 +4492,7 @@ type StreamConsoleRequest struct {
 
 func (x *StreamConsoleRequest) Reset() {
 	*x = StreamConsoleRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3943,7 +4504,7 @@ func (x *StreamConsoleRequest) String() string {
 func (*StreamConsoleRequest) ProtoMessage() {}
 
 func (x *StreamConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3956,7 +4517,7 @@ func (x *StreamConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamConsoleRequest.ProtoReflect.Descriptor instead.
 func (*StreamConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StreamConsoleRequest) GetRequestId() string {
@@ -4004,7 +4565,7 @@ type StreamConsoleResponse struct {
 
 func (x *StreamConsoleResponse) Reset() {
 	*x = StreamConsoleResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4577,7 @@ func (x *StreamConsoleResponse) String() string {
 func (*StreamConsoleResponse) ProtoMessage() {}
 
 func (x *StreamConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4590,7 @@ func (x *StreamConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamConsoleResponse.ProtoReflect.Descriptor instead.
 func (*StreamConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StreamConsoleResponse) GetData() []byte {
@@ -4055,7 +4616,7 @@ type SendSnapshotRequest struct {
 
 func (x *SendSnapshotRequest) Reset() {
 	*x = SendSnapshotRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4067,7 +4628,7 @@ func (x *SendSnapshotRequest) String() string {
 func (*SendSnapshotRequest) ProtoMessage() {}
 
 func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[36]
+	mi := &file_agent_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4080,7 +4641,7 @@ func (x *SendSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SendSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SendSnapshotRequest) GetRequestId() string {
@@ -4112,7 +4673,7 @@ type SendSnapshotResponse struct {
 
 func (x *SendSnapshotResponse) Reset() {
 	*x = SendSnapshotResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4685,7 @@ func (x *SendSnapshotResponse) String() string {
 func (*SendSnapshotResponse) ProtoMessage() {}
 
 func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[37]
+	mi := &file_agent_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4698,7 @@ func (x *SendSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SendSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 // SyncNetworksRequest describes the host in the first message, and acknowledges a revision in each later one.
@@ -4161,7 +4722,7 @@ type SyncNetworksRequest struct {
 
 func (x *SyncNetworksRequest) Reset() {
 	*x = SyncNetworksRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4734,7 @@ func (x *SyncNetworksRequest) String() string {
 func (*SyncNetworksRequest) ProtoMessage() {}
 
 func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[38]
+	mi := &file_agent_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4747,7 @@ func (x *SyncNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksRequest.ProtoReflect.Descriptor instead.
 func (*SyncNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SyncNetworksRequest) GetProtocol() uint32 {
@@ -4240,7 +4801,7 @@ type BackendHealth struct {
 
 func (x *BackendHealth) Reset() {
 	*x = BackendHealth{}
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4252,7 +4813,7 @@ func (x *BackendHealth) String() string {
 func (*BackendHealth) ProtoMessage() {}
 
 func (x *BackendHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[39]
+	mi := &file_agent_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4265,7 +4826,7 @@ func (x *BackendHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendHealth.ProtoReflect.Descriptor instead.
 func (*BackendHealth) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *BackendHealth) GetVpcId() string {
@@ -4328,7 +4889,7 @@ type HostNetwork struct {
 
 func (x *HostNetwork) Reset() {
 	*x = HostNetwork{}
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4901,7 @@ func (x *HostNetwork) String() string {
 func (*HostNetwork) ProtoMessage() {}
 
 func (x *HostNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[40]
+	mi := &file_agent_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4914,7 @@ func (x *HostNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNetwork.ProtoReflect.Descriptor instead.
 func (*HostNetwork) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *HostNetwork) GetVtep() string {
@@ -4410,7 +4971,7 @@ type VpcFailure struct {
 
 func (x *VpcFailure) Reset() {
 	*x = VpcFailure{}
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4422,7 +4983,7 @@ func (x *VpcFailure) String() string {
 func (*VpcFailure) ProtoMessage() {}
 
 func (x *VpcFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[41]
+	mi := &file_agent_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4435,7 +4996,7 @@ func (x *VpcFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VpcFailure.ProtoReflect.Descriptor instead.
 func (*VpcFailure) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *VpcFailure) GetVpcId() string {
@@ -4498,7 +5059,7 @@ type SyncNetworksResponse struct {
 
 func (x *SyncNetworksResponse) Reset() {
 	*x = SyncNetworksResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4510,7 +5071,7 @@ func (x *SyncNetworksResponse) String() string {
 func (*SyncNetworksResponse) ProtoMessage() {}
 
 func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[42]
+	mi := &file_agent_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4523,7 +5084,7 @@ func (x *SyncNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncNetworksResponse.ProtoReflect.Descriptor instead.
 func (*SyncNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SyncNetworksResponse) GetTerm() uint64 {
@@ -4653,7 +5214,7 @@ type HostEncryption struct {
 
 func (x *HostEncryption) Reset() {
 	*x = HostEncryption{}
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4665,7 +5226,7 @@ func (x *HostEncryption) String() string {
 func (*HostEncryption) ProtoMessage() {}
 
 func (x *HostEncryption) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[43]
+	mi := &file_agent_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4678,7 +5239,7 @@ func (x *HostEncryption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEncryption.ProtoReflect.Descriptor instead.
 func (*HostEncryption) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *HostEncryption) GetPeers() []*EncryptedPeer {
@@ -4711,7 +5272,7 @@ type EncryptedPeer struct {
 
 func (x *EncryptedPeer) Reset() {
 	*x = EncryptedPeer{}
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4723,7 +5284,7 @@ func (x *EncryptedPeer) String() string {
 func (*EncryptedPeer) ProtoMessage() {}
 
 func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[44]
+	mi := &file_agent_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4736,7 +5297,7 @@ func (x *EncryptedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EncryptedPeer.ProtoReflect.Descriptor instead.
 func (*EncryptedPeer) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *EncryptedPeer) GetVtep() string {
@@ -4773,7 +5334,7 @@ type EspState struct {
 
 func (x *EspState) Reset() {
 	*x = EspState{}
-	mi := &file_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_agent_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4785,7 +5346,7 @@ func (x *EspState) String() string {
 func (*EspState) ProtoMessage() {}
 
 func (x *EspState) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[45]
+	mi := &file_agent_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4798,7 +5359,7 @@ func (x *EspState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EspState.ProtoReflect.Descriptor instead.
 func (*EspState) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EspState) GetSpi() uint32 {
@@ -4837,7 +5398,7 @@ type HostNatGateway struct {
 
 func (x *HostNatGateway) Reset() {
 	*x = HostNatGateway{}
-	mi := &file_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_agent_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4849,7 +5410,7 @@ func (x *HostNatGateway) String() string {
 func (*HostNatGateway) ProtoMessage() {}
 
 func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[46]
+	mi := &file_agent_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4862,7 +5423,7 @@ func (x *HostNatGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostNatGateway.ProtoReflect.Descriptor instead.
 func (*HostNatGateway) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *HostNatGateway) GetNatGateway() *v12.NatGateway {
@@ -4912,7 +5473,7 @@ type ProtectedAddresses struct {
 
 func (x *ProtectedAddresses) Reset() {
 	*x = ProtectedAddresses{}
-	mi := &file_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_agent_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4924,7 +5485,7 @@ func (x *ProtectedAddresses) String() string {
 func (*ProtectedAddresses) ProtoMessage() {}
 
 func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[47]
+	mi := &file_agent_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4937,7 +5498,7 @@ func (x *ProtectedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProtectedAddresses.ProtoReflect.Descriptor instead.
 func (*ProtectedAddresses) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ProtectedAddresses) GetAddresses() []string {
@@ -4958,7 +5519,7 @@ type HostVpc struct {
 
 func (x *HostVpc) Reset() {
 	*x = HostVpc{}
-	mi := &file_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_agent_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4970,7 +5531,7 @@ func (x *HostVpc) String() string {
 func (*HostVpc) ProtoMessage() {}
 
 func (x *HostVpc) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[48]
+	mi := &file_agent_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4983,7 +5544,7 @@ func (x *HostVpc) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostVpc.ProtoReflect.Descriptor instead.
 func (*HostVpc) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *HostVpc) GetVpc() *v12.Vpc {
@@ -5011,7 +5572,7 @@ type HostSubnet struct {
 
 func (x *HostSubnet) Reset() {
 	*x = HostSubnet{}
-	mi := &file_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_agent_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5023,7 +5584,7 @@ func (x *HostSubnet) String() string {
 func (*HostSubnet) ProtoMessage() {}
 
 func (x *HostSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[49]
+	mi := &file_agent_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5036,7 +5597,7 @@ func (x *HostSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostSubnet.ProtoReflect.Descriptor instead.
 func (*HostSubnet) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *HostSubnet) GetSubnet() *v12.Subnet {
@@ -5073,7 +5634,7 @@ type HostPort struct {
 
 func (x *HostPort) Reset() {
 	*x = HostPort{}
-	mi := &file_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_agent_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +5646,7 @@ func (x *HostPort) String() string {
 func (*HostPort) ProtoMessage() {}
 
 func (x *HostPort) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[50]
+	mi := &file_agent_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +5659,7 @@ func (x *HostPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPort.ProtoReflect.Descriptor instead.
 func (*HostPort) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *HostPort) GetPort() *v12.Port {
@@ -5158,7 +5719,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1f\n" +
 	"\vpresent_vms\x18\x02 \x03(\tR\n" +
 	"presentVms\x12#\n" +
-	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\x92\x04\n" +
+	"\ragent_version\x18\x03 \x01(\tR\fagentVersion\"\xd1\x04\n" +
 	"\rWatchResponse\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
@@ -5172,7 +5733,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x10released_volumes\x18\n" +
 	" \x03(\tR\x0freleasedVolumes\x12F\n" +
 	"\x11snapshot_requests\x18< \x03(\v2\x19.agent.v1.SnapshotRequestR\x10snapshotRequests\x12A\n" +
-	"\ropen_consoles\x18F \x03(\v2\x1c.agent.v1.OpenConsoleRequestR\fopenConsoles\"\xf1\t\n" +
+	"\ropen_consoles\x18F \x03(\v2\x1c.agent.v1.OpenConsoleRequestR\fopenConsoles\x12=\n" +
+	"\x0eguest_requests\x18P \x03(\v2\x16.agent.v1.GuestRequestR\rguestRequests\"\xf1\t\n" +
 	"\n" +
 	"AssignedVm\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x12\n" +
@@ -5328,7 +5890,41 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\x12\x1d\n" +
 	"\n" +
 	"tail_bytes\x18\x04 \x01(\x04R\ttailBytes\x12\x16\n" +
-	"\x06cancel\x18\x05 \x01(\bR\x06cancel\"\xca\x01\n" +
+	"\x06cancel\x18\x05 \x01(\bR\x06cancel\"\x82\x02\n" +
+	"\fGuestRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x13\n" +
+	"\x05vm_id\x18\x02 \x01(\tR\x04vmId\x12\x16\n" +
+	"\x06cancel\x18\x03 \x01(\bR\x06cancel\x125\n" +
+	"\bpassword\x18\x04 \x01(\v2\x17.agent.v1.GuestPasswordH\x00R\bpassword\x123\n" +
+	"\bssh_keys\x18\x05 \x01(\v2\x16.agent.v1.GuestSshKeysH\x00R\asshKeys\x122\n" +
+	"\acommand\x18\x06 \x01(\v2\x16.agent.v1.GuestCommandH\x00R\acommandB\x06\n" +
+	"\x04call\"G\n" +
+	"\rGuestPassword\x12\x1a\n" +
+	"\busername\x18\x01 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x02 \x01(\tR\bpassword\"X\n" +
+	"\fGuestSshKeys\x12\x1a\n" +
+	"\busername\x18\x01 \x01(\tR\busername\x12\x12\n" +
+	"\x04keys\x18\x02 \x03(\tR\x04keys\x12\x18\n" +
+	"\areplace\x18\x03 \x01(\bR\areplace\"g\n" +
+	"\fGuestCommand\x12\x18\n" +
+	"\acommand\x18\x01 \x03(\tR\acommand\x12'\n" +
+	"\x0ftimeout_seconds\x18\x02 \x01(\rR\x0etimeoutSeconds\x12\x14\n" +
+	"\x05stdin\x18\x03 \x01(\fR\x05stdin\"\xe5\x01\n" +
+	"\vGuestResult\x12\x1b\n" +
+	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12\x16\n" +
+	"\x06stdout\x18\x03 \x01(\fR\x06stdout\x12\x16\n" +
+	"\x06stderr\x18\x04 \x01(\fR\x06stderr\x12)\n" +
+	"\x10stdout_truncated\x18\x05 \x01(\bR\x0fstdoutTruncated\x12)\n" +
+	"\x10stderr_truncated\x18\x06 \x01(\bR\x0fstderrTruncated\x12\x1b\n" +
+	"\ttimed_out\x18\a \x01(\bR\btimedOut\"a\n" +
+	"\x16SendGuestResultRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x19\n" +
+	"\x17SendGuestResultResponse\"\xca\x01\n" +
 	"\x0fSnapshotRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1b\n" +
@@ -5369,7 +5965,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"encryption\x18\x14 \x01(\bR\n" +
 	"encryption\x12\x17\n" +
 	"\apool_id\x18Z \x01(\tR\x06poolId\x12\x16\n" +
-	"\x06shared\x18[ \x01(\bR\x06shared\"\xd1\x05\n" +
+	"\x06shared\x18[ \x01(\bR\x06shared\"\xff\x05\n" +
 	"\rVmObservation\x12\x13\n" +
 	"\x05vm_id\x18\x01 \x01(\tR\x04vmId\x12\x1e\n" +
 	"\n" +
@@ -5381,7 +5977,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\x06 \x01(\x03R\tstartedAt\x12!\n" +
 	"\fip_addresses\x18\a \x03(\tR\vipAddresses\x124\n" +
-	"\x05usage\x18\b \x01(\v2\x1e.vmcontroller.v1.ResourceUsageR\x05usage\x12\x1d\n" +
+	"\x05usage\x18\b \x01(\v2\x1e.vmcontroller.v1.ResourceUsageR\x05usage\x12,\n" +
+	"\x05guest\x18\xc0\x02 \x01(\v2\x15.agent.v1.GuestReportR\x05guest\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\t \x01(\tR\tlastError\x12!\n" +
 	"\freboots_done\x18\n" +
@@ -5397,7 +5994,9 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x11launch_generation\x18P \x01(\x04R\x10launchGeneration\x12\x14\n" +
 	"\x05vcpus\x18Q \x01(\rR\x05vcpus\x12\x1d\n" +
 	"\n" +
-	"memory_mib\x18R \x01(\x04R\tmemoryMib\"\x8b\x02\n" +
+	"memory_mib\x18R \x01(\x04R\tmemoryMib\"0\n" +
+	"\vGuestReport\x12!\n" +
+	"\fip_addresses\x18\x01 \x03(\tR\vipAddresses\"\x8b\x02\n" +
 	"\x14MigrationObservation\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12.\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x18.agent.v1.MigrationStateR\x05state\x12\x18\n" +
@@ -5600,7 +6199,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x15SNAPSHOT_STATE_ABSENT\x10\x01\x12\x1a\n" +
 	"\x16SNAPSHOT_STATE_COPYING\x10\x02\x12\x1b\n" +
 	"\x17SNAPSHOT_STATE_COMPLETE\x10\x03\x12\x19\n" +
-	"\x15SNAPSHOT_STATE_FAILED\x10\x042\x85\x05\n" +
+	"\x15SNAPSHOT_STATE_FAILED\x10\x042\xdf\x05\n" +
 	"\fAgentService\x123\n" +
 	"\x04Join\x12\x15.agent.v1.JoinRequest\x1a\x14.agent.v1.Credential\x125\n" +
 	"\x05Renew\x12\x16.agent.v1.RenewRequest\x1a\x14.agent.v1.Credential\x12:\n" +
@@ -5609,7 +6208,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\tReadImage\x12\x1a.agent.v1.ReadImageRequest\x1a\x1b.agent.v1.ReadImageResponse0\x01\x12L\n" +
 	"\vSendConsole\x12\x1c.agent.v1.SendConsoleRequest\x1a\x1d.agent.v1.SendConsoleResponse(\x01\x12T\n" +
 	"\rStreamConsole\x12\x1e.agent.v1.StreamConsoleRequest\x1a\x1f.agent.v1.StreamConsoleResponse(\x010\x01\x12O\n" +
-	"\fSendSnapshot\x12\x1d.agent.v1.SendSnapshotRequest\x1a\x1e.agent.v1.SendSnapshotResponse(\x01\x12Q\n" +
+	"\fSendSnapshot\x12\x1d.agent.v1.SendSnapshotRequest\x1a\x1e.agent.v1.SendSnapshotResponse(\x01\x12X\n" +
+	"\x0fSendGuestResult\x12 .agent.v1.SendGuestResultRequest\x1a!.agent.v1.SendGuestResultResponse(\x01\x12Q\n" +
 	"\fSyncNetworks\x12\x1d.agent.v1.SyncNetworksRequest\x1a\x1e.agent.v1.SyncNetworksResponse(\x010\x01B8Z6github.com/trivet-cloud/trivet/protos/agent/v1;agentv1b\x06proto3"
 
 var (
@@ -5625,182 +6225,197 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_agent_v1_agent_proto_goTypes = []any{
-	(Power)(0),                    // 0: agent.v1.Power
-	(Firmware)(0),                 // 1: agent.v1.Firmware
-	(MigrationRole)(0),            // 2: agent.v1.MigrationRole
-	(MigrationPhase)(0),           // 3: agent.v1.MigrationPhase
-	(ConsoleKind)(0),              // 4: agent.v1.ConsoleKind
-	(Observed)(0),                 // 5: agent.v1.Observed
-	(Exit)(0),                     // 6: agent.v1.Exit
-	(MigrationState)(0),           // 7: agent.v1.MigrationState
-	(SnapshotState)(0),            // 8: agent.v1.SnapshotState
-	(*JoinRequest)(nil),           // 9: agent.v1.JoinRequest
-	(*RenewRequest)(nil),          // 10: agent.v1.RenewRequest
-	(*Credential)(nil),            // 11: agent.v1.Credential
-	(*WatchRequest)(nil),          // 12: agent.v1.WatchRequest
-	(*WatchResponse)(nil),         // 13: agent.v1.WatchResponse
-	(*AssignedVm)(nil),            // 14: agent.v1.AssignedVm
-	(*AssignedMigration)(nil),     // 15: agent.v1.AssignedMigration
-	(*AssignedSeed)(nil),          // 16: agent.v1.AssignedSeed
-	(*AssignedSeedNic)(nil),       // 17: agent.v1.AssignedSeedNic
-	(*AssignedNic)(nil),           // 18: agent.v1.AssignedNic
-	(*AssignedDisk)(nil),          // 19: agent.v1.AssignedDisk
-	(*AssignedVolume)(nil),        // 20: agent.v1.AssignedVolume
-	(*SnapshotSource)(nil),        // 21: agent.v1.SnapshotSource
-	(*AssignedSnapshot)(nil),      // 22: agent.v1.AssignedSnapshot
-	(*RbdPool)(nil),               // 23: agent.v1.RbdPool
-	(*AssignedImage)(nil),         // 24: agent.v1.AssignedImage
-	(*OpenConsoleRequest)(nil),    // 25: agent.v1.OpenConsoleRequest
-	(*ConsoleRequest)(nil),        // 26: agent.v1.ConsoleRequest
-	(*SnapshotRequest)(nil),       // 27: agent.v1.SnapshotRequest
-	(*ReportRequest)(nil),         // 28: agent.v1.ReportRequest
-	(*ReportResponse)(nil),        // 29: agent.v1.ReportResponse
-	(*NodeFacts)(nil),             // 30: agent.v1.NodeFacts
-	(*MachineFeature)(nil),        // 31: agent.v1.MachineFeature
-	(*StoragePool)(nil),           // 32: agent.v1.StoragePool
-	(*VmObservation)(nil),         // 33: agent.v1.VmObservation
-	(*MigrationObservation)(nil),  // 34: agent.v1.MigrationObservation
-	(*DiskObservation)(nil),       // 35: agent.v1.DiskObservation
-	(*VolumeObservation)(nil),     // 36: agent.v1.VolumeObservation
-	(*SnapshotObservation)(nil),   // 37: agent.v1.SnapshotObservation
-	(*NicObservation)(nil),        // 38: agent.v1.NicObservation
-	(*ReadImageRequest)(nil),      // 39: agent.v1.ReadImageRequest
-	(*ReadImageResponse)(nil),     // 40: agent.v1.ReadImageResponse
-	(*SendConsoleRequest)(nil),    // 41: agent.v1.SendConsoleRequest
-	(*SendConsoleResponse)(nil),   // 42: agent.v1.SendConsoleResponse
-	(*StreamConsoleRequest)(nil),  // 43: agent.v1.StreamConsoleRequest
-	(*StreamConsoleResponse)(nil), // 44: agent.v1.StreamConsoleResponse
-	(*SendSnapshotRequest)(nil),   // 45: agent.v1.SendSnapshotRequest
-	(*SendSnapshotResponse)(nil),  // 46: agent.v1.SendSnapshotResponse
-	(*SyncNetworksRequest)(nil),   // 47: agent.v1.SyncNetworksRequest
-	(*BackendHealth)(nil),         // 48: agent.v1.BackendHealth
-	(*HostNetwork)(nil),           // 49: agent.v1.HostNetwork
-	(*VpcFailure)(nil),            // 50: agent.v1.VpcFailure
-	(*SyncNetworksResponse)(nil),  // 51: agent.v1.SyncNetworksResponse
-	(*HostEncryption)(nil),        // 52: agent.v1.HostEncryption
-	(*EncryptedPeer)(nil),         // 53: agent.v1.EncryptedPeer
-	(*EspState)(nil),              // 54: agent.v1.EspState
-	(*HostNatGateway)(nil),        // 55: agent.v1.HostNatGateway
-	(*ProtectedAddresses)(nil),    // 56: agent.v1.ProtectedAddresses
-	(*HostVpc)(nil),               // 57: agent.v1.HostVpc
-	(*HostSubnet)(nil),            // 58: agent.v1.HostSubnet
-	(*HostPort)(nil),              // 59: agent.v1.HostPort
-	(v1.OsType)(0),                // 60: vmcontroller.v1.OsType
-	(v1.NicModel)(0),              // 61: vmcontroller.v1.NicModel
-	(v1.DiskBus)(0),               // 62: vmcontroller.v1.DiskBus
-	(v1.DiskCache)(0),             // 63: vmcontroller.v1.DiskCache
-	(v1.VolumeFormat)(0),          // 64: vmcontroller.v1.VolumeFormat
-	(v1.ImageFormat)(0),           // 65: vmcontroller.v1.ImageFormat
-	(v1.Architecture)(0),          // 66: vmcontroller.v1.Architecture
-	(*v1.ResourceUsage)(nil),      // 67: vmcontroller.v1.ResourceUsage
-	(v11.SnapshotConsistency)(0),  // 68: storage.v1.SnapshotConsistency
-	(*v12.SecurityGroup)(nil),     // 69: network.v1.SecurityGroup
-	(*v12.RouteTable)(nil),        // 70: network.v1.RouteTable
-	(*v12.NatGateway)(nil),        // 71: network.v1.NatGateway
-	(*v12.FloatingIp)(nil),        // 72: network.v1.FloatingIp
-	(*v12.ServiceIp)(nil),         // 73: network.v1.ServiceIp
-	(*v12.Peering)(nil),           // 74: network.v1.Peering
-	(*v12.Vpc)(nil),               // 75: network.v1.Vpc
-	(*v12.Subnet)(nil),            // 76: network.v1.Subnet
-	(*v12.Port)(nil),              // 77: network.v1.Port
+	(Power)(0),                      // 0: agent.v1.Power
+	(Firmware)(0),                   // 1: agent.v1.Firmware
+	(MigrationRole)(0),              // 2: agent.v1.MigrationRole
+	(MigrationPhase)(0),             // 3: agent.v1.MigrationPhase
+	(ConsoleKind)(0),                // 4: agent.v1.ConsoleKind
+	(Observed)(0),                   // 5: agent.v1.Observed
+	(Exit)(0),                       // 6: agent.v1.Exit
+	(MigrationState)(0),             // 7: agent.v1.MigrationState
+	(SnapshotState)(0),              // 8: agent.v1.SnapshotState
+	(*JoinRequest)(nil),             // 9: agent.v1.JoinRequest
+	(*RenewRequest)(nil),            // 10: agent.v1.RenewRequest
+	(*Credential)(nil),              // 11: agent.v1.Credential
+	(*WatchRequest)(nil),            // 12: agent.v1.WatchRequest
+	(*WatchResponse)(nil),           // 13: agent.v1.WatchResponse
+	(*AssignedVm)(nil),              // 14: agent.v1.AssignedVm
+	(*AssignedMigration)(nil),       // 15: agent.v1.AssignedMigration
+	(*AssignedSeed)(nil),            // 16: agent.v1.AssignedSeed
+	(*AssignedSeedNic)(nil),         // 17: agent.v1.AssignedSeedNic
+	(*AssignedNic)(nil),             // 18: agent.v1.AssignedNic
+	(*AssignedDisk)(nil),            // 19: agent.v1.AssignedDisk
+	(*AssignedVolume)(nil),          // 20: agent.v1.AssignedVolume
+	(*SnapshotSource)(nil),          // 21: agent.v1.SnapshotSource
+	(*AssignedSnapshot)(nil),        // 22: agent.v1.AssignedSnapshot
+	(*RbdPool)(nil),                 // 23: agent.v1.RbdPool
+	(*AssignedImage)(nil),           // 24: agent.v1.AssignedImage
+	(*OpenConsoleRequest)(nil),      // 25: agent.v1.OpenConsoleRequest
+	(*ConsoleRequest)(nil),          // 26: agent.v1.ConsoleRequest
+	(*GuestRequest)(nil),            // 27: agent.v1.GuestRequest
+	(*GuestPassword)(nil),           // 28: agent.v1.GuestPassword
+	(*GuestSshKeys)(nil),            // 29: agent.v1.GuestSshKeys
+	(*GuestCommand)(nil),            // 30: agent.v1.GuestCommand
+	(*GuestResult)(nil),             // 31: agent.v1.GuestResult
+	(*SendGuestResultRequest)(nil),  // 32: agent.v1.SendGuestResultRequest
+	(*SendGuestResultResponse)(nil), // 33: agent.v1.SendGuestResultResponse
+	(*SnapshotRequest)(nil),         // 34: agent.v1.SnapshotRequest
+	(*ReportRequest)(nil),           // 35: agent.v1.ReportRequest
+	(*ReportResponse)(nil),          // 36: agent.v1.ReportResponse
+	(*NodeFacts)(nil),               // 37: agent.v1.NodeFacts
+	(*MachineFeature)(nil),          // 38: agent.v1.MachineFeature
+	(*StoragePool)(nil),             // 39: agent.v1.StoragePool
+	(*VmObservation)(nil),           // 40: agent.v1.VmObservation
+	(*GuestReport)(nil),             // 41: agent.v1.GuestReport
+	(*MigrationObservation)(nil),    // 42: agent.v1.MigrationObservation
+	(*DiskObservation)(nil),         // 43: agent.v1.DiskObservation
+	(*VolumeObservation)(nil),       // 44: agent.v1.VolumeObservation
+	(*SnapshotObservation)(nil),     // 45: agent.v1.SnapshotObservation
+	(*NicObservation)(nil),          // 46: agent.v1.NicObservation
+	(*ReadImageRequest)(nil),        // 47: agent.v1.ReadImageRequest
+	(*ReadImageResponse)(nil),       // 48: agent.v1.ReadImageResponse
+	(*SendConsoleRequest)(nil),      // 49: agent.v1.SendConsoleRequest
+	(*SendConsoleResponse)(nil),     // 50: agent.v1.SendConsoleResponse
+	(*StreamConsoleRequest)(nil),    // 51: agent.v1.StreamConsoleRequest
+	(*StreamConsoleResponse)(nil),   // 52: agent.v1.StreamConsoleResponse
+	(*SendSnapshotRequest)(nil),     // 53: agent.v1.SendSnapshotRequest
+	(*SendSnapshotResponse)(nil),    // 54: agent.v1.SendSnapshotResponse
+	(*SyncNetworksRequest)(nil),     // 55: agent.v1.SyncNetworksRequest
+	(*BackendHealth)(nil),           // 56: agent.v1.BackendHealth
+	(*HostNetwork)(nil),             // 57: agent.v1.HostNetwork
+	(*VpcFailure)(nil),              // 58: agent.v1.VpcFailure
+	(*SyncNetworksResponse)(nil),    // 59: agent.v1.SyncNetworksResponse
+	(*HostEncryption)(nil),          // 60: agent.v1.HostEncryption
+	(*EncryptedPeer)(nil),           // 61: agent.v1.EncryptedPeer
+	(*EspState)(nil),                // 62: agent.v1.EspState
+	(*HostNatGateway)(nil),          // 63: agent.v1.HostNatGateway
+	(*ProtectedAddresses)(nil),      // 64: agent.v1.ProtectedAddresses
+	(*HostVpc)(nil),                 // 65: agent.v1.HostVpc
+	(*HostSubnet)(nil),              // 66: agent.v1.HostSubnet
+	(*HostPort)(nil),                // 67: agent.v1.HostPort
+	(v1.OsType)(0),                  // 68: vmcontroller.v1.OsType
+	(v1.NicModel)(0),                // 69: vmcontroller.v1.NicModel
+	(v1.DiskBus)(0),                 // 70: vmcontroller.v1.DiskBus
+	(v1.DiskCache)(0),               // 71: vmcontroller.v1.DiskCache
+	(v1.VolumeFormat)(0),            // 72: vmcontroller.v1.VolumeFormat
+	(v1.ImageFormat)(0),             // 73: vmcontroller.v1.ImageFormat
+	(v1.Architecture)(0),            // 74: vmcontroller.v1.Architecture
+	(*v1.ResourceUsage)(nil),        // 75: vmcontroller.v1.ResourceUsage
+	(v11.SnapshotConsistency)(0),    // 76: storage.v1.SnapshotConsistency
+	(*v12.SecurityGroup)(nil),       // 77: network.v1.SecurityGroup
+	(*v12.RouteTable)(nil),          // 78: network.v1.RouteTable
+	(*v12.NatGateway)(nil),          // 79: network.v1.NatGateway
+	(*v12.FloatingIp)(nil),          // 80: network.v1.FloatingIp
+	(*v12.ServiceIp)(nil),           // 81: network.v1.ServiceIp
+	(*v12.Peering)(nil),             // 82: network.v1.Peering
+	(*v12.Vpc)(nil),                 // 83: network.v1.Vpc
+	(*v12.Subnet)(nil),              // 84: network.v1.Subnet
+	(*v12.Port)(nil),                // 85: network.v1.Port
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	14, // 0: agent.v1.WatchResponse.vms:type_name -> agent.v1.AssignedVm
 	26, // 1: agent.v1.WatchResponse.console_requests:type_name -> agent.v1.ConsoleRequest
 	20, // 2: agent.v1.WatchResponse.volumes:type_name -> agent.v1.AssignedVolume
-	27, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
+	34, // 3: agent.v1.WatchResponse.snapshot_requests:type_name -> agent.v1.SnapshotRequest
 	25, // 4: agent.v1.WatchResponse.open_consoles:type_name -> agent.v1.OpenConsoleRequest
-	0,  // 5: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
-	19, // 6: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
-	24, // 7: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
-	24, // 8: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
-	18, // 9: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
-	16, // 10: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
-	1,  // 11: agent.v1.AssignedVm.firmware:type_name -> agent.v1.Firmware
-	24, // 12: agent.v1.AssignedVm.cdrom:type_name -> agent.v1.AssignedImage
-	19, // 13: agent.v1.AssignedVm.rescue:type_name -> agent.v1.AssignedDisk
-	60, // 14: agent.v1.AssignedVm.os_type:type_name -> vmcontroller.v1.OsType
-	15, // 15: agent.v1.AssignedVm.migration:type_name -> agent.v1.AssignedMigration
-	2,  // 16: agent.v1.AssignedMigration.role:type_name -> agent.v1.MigrationRole
-	3,  // 17: agent.v1.AssignedMigration.phase:type_name -> agent.v1.MigrationPhase
-	17, // 18: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
-	61, // 19: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
-	62, // 20: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
-	63, // 21: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
-	24, // 22: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
-	20, // 23: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
-	64, // 24: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
-	24, // 25: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
-	23, // 26: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
-	22, // 27: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
-	21, // 28: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
-	65, // 29: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
-	4,  // 30: agent.v1.OpenConsoleRequest.kind:type_name -> agent.v1.ConsoleKind
-	30, // 31: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
-	33, // 32: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
-	36, // 33: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
-	66, // 34: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
-	32, // 35: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
-	31, // 36: agent.v1.NodeFacts.machine_features:type_name -> agent.v1.MachineFeature
-	5,  // 37: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
-	6,  // 38: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
-	67, // 39: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
-	38, // 40: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
-	35, // 41: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
-	34, // 42: agent.v1.VmObservation.migration:type_name -> agent.v1.MigrationObservation
-	7,  // 43: agent.v1.MigrationObservation.state:type_name -> agent.v1.MigrationState
-	64, // 44: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	37, // 45: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
-	8,  // 46: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
-	68, // 47: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
-	64, // 48: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
-	49, // 49: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
-	50, // 50: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
-	48, // 51: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
-	57, // 52: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
-	58, // 53: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
-	59, // 54: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
-	69, // 55: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
-	70, // 56: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
-	71, // 57: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
-	72, // 58: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
-	73, // 59: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
-	56, // 60: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
-	74, // 61: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
-	55, // 62: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
-	52, // 63: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
-	53, // 64: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
-	54, // 65: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
-	54, // 66: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
-	71, // 67: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
-	75, // 68: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
-	76, // 69: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
-	77, // 70: agent.v1.HostPort.port:type_name -> network.v1.Port
-	9,  // 71: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
-	10, // 72: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
-	12, // 73: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
-	28, // 74: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
-	39, // 75: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
-	41, // 76: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
-	43, // 77: agent.v1.AgentService.StreamConsole:input_type -> agent.v1.StreamConsoleRequest
-	45, // 78: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
-	47, // 79: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
-	11, // 80: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
-	11, // 81: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
-	13, // 82: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
-	29, // 83: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
-	40, // 84: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
-	42, // 85: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
-	44, // 86: agent.v1.AgentService.StreamConsole:output_type -> agent.v1.StreamConsoleResponse
-	46, // 87: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
-	51, // 88: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
-	80, // [80:89] is the sub-list for method output_type
-	71, // [71:80] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	27, // 5: agent.v1.WatchResponse.guest_requests:type_name -> agent.v1.GuestRequest
+	0,  // 6: agent.v1.AssignedVm.power:type_name -> agent.v1.Power
+	19, // 7: agent.v1.AssignedVm.disks:type_name -> agent.v1.AssignedDisk
+	24, // 8: agent.v1.AssignedVm.kernel:type_name -> agent.v1.AssignedImage
+	24, // 9: agent.v1.AssignedVm.initrd:type_name -> agent.v1.AssignedImage
+	18, // 10: agent.v1.AssignedVm.nics:type_name -> agent.v1.AssignedNic
+	16, // 11: agent.v1.AssignedVm.seed:type_name -> agent.v1.AssignedSeed
+	1,  // 12: agent.v1.AssignedVm.firmware:type_name -> agent.v1.Firmware
+	24, // 13: agent.v1.AssignedVm.cdrom:type_name -> agent.v1.AssignedImage
+	19, // 14: agent.v1.AssignedVm.rescue:type_name -> agent.v1.AssignedDisk
+	68, // 15: agent.v1.AssignedVm.os_type:type_name -> vmcontroller.v1.OsType
+	15, // 16: agent.v1.AssignedVm.migration:type_name -> agent.v1.AssignedMigration
+	2,  // 17: agent.v1.AssignedMigration.role:type_name -> agent.v1.MigrationRole
+	3,  // 18: agent.v1.AssignedMigration.phase:type_name -> agent.v1.MigrationPhase
+	17, // 19: agent.v1.AssignedSeed.nics:type_name -> agent.v1.AssignedSeedNic
+	69, // 20: agent.v1.AssignedNic.model:type_name -> vmcontroller.v1.NicModel
+	70, // 21: agent.v1.AssignedDisk.bus:type_name -> vmcontroller.v1.DiskBus
+	71, // 22: agent.v1.AssignedDisk.cache:type_name -> vmcontroller.v1.DiskCache
+	24, // 23: agent.v1.AssignedDisk.image:type_name -> agent.v1.AssignedImage
+	20, // 24: agent.v1.AssignedDisk.volume:type_name -> agent.v1.AssignedVolume
+	72, // 25: agent.v1.AssignedVolume.format:type_name -> vmcontroller.v1.VolumeFormat
+	24, // 26: agent.v1.AssignedVolume.image:type_name -> agent.v1.AssignedImage
+	23, // 27: agent.v1.AssignedVolume.rbd:type_name -> agent.v1.RbdPool
+	22, // 28: agent.v1.AssignedVolume.snapshots:type_name -> agent.v1.AssignedSnapshot
+	21, // 29: agent.v1.AssignedVolume.source:type_name -> agent.v1.SnapshotSource
+	73, // 30: agent.v1.AssignedImage.format:type_name -> vmcontroller.v1.ImageFormat
+	4,  // 31: agent.v1.OpenConsoleRequest.kind:type_name -> agent.v1.ConsoleKind
+	28, // 32: agent.v1.GuestRequest.password:type_name -> agent.v1.GuestPassword
+	29, // 33: agent.v1.GuestRequest.ssh_keys:type_name -> agent.v1.GuestSshKeys
+	30, // 34: agent.v1.GuestRequest.command:type_name -> agent.v1.GuestCommand
+	37, // 35: agent.v1.ReportRequest.facts:type_name -> agent.v1.NodeFacts
+	40, // 36: agent.v1.ReportRequest.vms:type_name -> agent.v1.VmObservation
+	44, // 37: agent.v1.ReportRequest.volumes:type_name -> agent.v1.VolumeObservation
+	74, // 38: agent.v1.NodeFacts.architecture:type_name -> vmcontroller.v1.Architecture
+	39, // 39: agent.v1.NodeFacts.storage_pools:type_name -> agent.v1.StoragePool
+	38, // 40: agent.v1.NodeFacts.machine_features:type_name -> agent.v1.MachineFeature
+	5,  // 41: agent.v1.VmObservation.observed:type_name -> agent.v1.Observed
+	6,  // 42: agent.v1.VmObservation.exit:type_name -> agent.v1.Exit
+	75, // 43: agent.v1.VmObservation.usage:type_name -> vmcontroller.v1.ResourceUsage
+	41, // 44: agent.v1.VmObservation.guest:type_name -> agent.v1.GuestReport
+	46, // 45: agent.v1.VmObservation.nics:type_name -> agent.v1.NicObservation
+	43, // 46: agent.v1.VmObservation.disks:type_name -> agent.v1.DiskObservation
+	42, // 47: agent.v1.VmObservation.migration:type_name -> agent.v1.MigrationObservation
+	7,  // 48: agent.v1.MigrationObservation.state:type_name -> agent.v1.MigrationState
+	72, // 49: agent.v1.VolumeObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	45, // 50: agent.v1.VolumeObservation.snapshots:type_name -> agent.v1.SnapshotObservation
+	8,  // 51: agent.v1.SnapshotObservation.state:type_name -> agent.v1.SnapshotState
+	76, // 52: agent.v1.SnapshotObservation.consistency:type_name -> storage.v1.SnapshotConsistency
+	72, // 53: agent.v1.SnapshotObservation.format:type_name -> vmcontroller.v1.VolumeFormat
+	57, // 54: agent.v1.SyncNetworksRequest.host:type_name -> agent.v1.HostNetwork
+	58, // 55: agent.v1.SyncNetworksRequest.failures:type_name -> agent.v1.VpcFailure
+	56, // 56: agent.v1.SyncNetworksRequest.backend_health:type_name -> agent.v1.BackendHealth
+	65, // 57: agent.v1.SyncNetworksResponse.vpcs:type_name -> agent.v1.HostVpc
+	66, // 58: agent.v1.SyncNetworksResponse.subnets:type_name -> agent.v1.HostSubnet
+	67, // 59: agent.v1.SyncNetworksResponse.ports:type_name -> agent.v1.HostPort
+	77, // 60: agent.v1.SyncNetworksResponse.security_groups:type_name -> network.v1.SecurityGroup
+	78, // 61: agent.v1.SyncNetworksResponse.route_tables:type_name -> network.v1.RouteTable
+	79, // 62: agent.v1.SyncNetworksResponse.nat_gateways:type_name -> network.v1.NatGateway
+	80, // 63: agent.v1.SyncNetworksResponse.floating_ips:type_name -> network.v1.FloatingIp
+	81, // 64: agent.v1.SyncNetworksResponse.service_ips:type_name -> network.v1.ServiceIp
+	64, // 65: agent.v1.SyncNetworksResponse.protected:type_name -> agent.v1.ProtectedAddresses
+	82, // 66: agent.v1.SyncNetworksResponse.peerings:type_name -> network.v1.Peering
+	63, // 67: agent.v1.SyncNetworksResponse.host_nat_gateways:type_name -> agent.v1.HostNatGateway
+	60, // 68: agent.v1.SyncNetworksResponse.encryption:type_name -> agent.v1.HostEncryption
+	61, // 69: agent.v1.HostEncryption.peers:type_name -> agent.v1.EncryptedPeer
+	62, // 70: agent.v1.EncryptedPeer.send:type_name -> agent.v1.EspState
+	62, // 71: agent.v1.EncryptedPeer.receive:type_name -> agent.v1.EspState
+	79, // 72: agent.v1.HostNatGateway.nat_gateway:type_name -> network.v1.NatGateway
+	83, // 73: agent.v1.HostVpc.vpc:type_name -> network.v1.Vpc
+	84, // 74: agent.v1.HostSubnet.subnet:type_name -> network.v1.Subnet
+	85, // 75: agent.v1.HostPort.port:type_name -> network.v1.Port
+	9,  // 76: agent.v1.AgentService.Join:input_type -> agent.v1.JoinRequest
+	10, // 77: agent.v1.AgentService.Renew:input_type -> agent.v1.RenewRequest
+	12, // 78: agent.v1.AgentService.Watch:input_type -> agent.v1.WatchRequest
+	35, // 79: agent.v1.AgentService.Report:input_type -> agent.v1.ReportRequest
+	47, // 80: agent.v1.AgentService.ReadImage:input_type -> agent.v1.ReadImageRequest
+	49, // 81: agent.v1.AgentService.SendConsole:input_type -> agent.v1.SendConsoleRequest
+	51, // 82: agent.v1.AgentService.StreamConsole:input_type -> agent.v1.StreamConsoleRequest
+	53, // 83: agent.v1.AgentService.SendSnapshot:input_type -> agent.v1.SendSnapshotRequest
+	32, // 84: agent.v1.AgentService.SendGuestResult:input_type -> agent.v1.SendGuestResultRequest
+	55, // 85: agent.v1.AgentService.SyncNetworks:input_type -> agent.v1.SyncNetworksRequest
+	11, // 86: agent.v1.AgentService.Join:output_type -> agent.v1.Credential
+	11, // 87: agent.v1.AgentService.Renew:output_type -> agent.v1.Credential
+	13, // 88: agent.v1.AgentService.Watch:output_type -> agent.v1.WatchResponse
+	36, // 89: agent.v1.AgentService.Report:output_type -> agent.v1.ReportResponse
+	48, // 90: agent.v1.AgentService.ReadImage:output_type -> agent.v1.ReadImageResponse
+	50, // 91: agent.v1.AgentService.SendConsole:output_type -> agent.v1.SendConsoleResponse
+	52, // 92: agent.v1.AgentService.StreamConsole:output_type -> agent.v1.StreamConsoleResponse
+	54, // 93: agent.v1.AgentService.SendSnapshot:output_type -> agent.v1.SendSnapshotResponse
+	33, // 94: agent.v1.AgentService.SendGuestResult:output_type -> agent.v1.SendGuestResultResponse
+	59, // 95: agent.v1.AgentService.SyncNetworks:output_type -> agent.v1.SyncNetworksResponse
+	86, // [86:96] is the sub-list for method output_type
+	76, // [76:86] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -5808,13 +6423,18 @@ func file_agent_v1_agent_proto_init() {
 	if File_agent_v1_agent_proto != nil {
 		return
 	}
+	file_agent_v1_agent_proto_msgTypes[18].OneofWrappers = []any{
+		(*GuestRequest_Password)(nil),
+		(*GuestRequest_SshKeys)(nil),
+		(*GuestRequest_Command)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   51,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

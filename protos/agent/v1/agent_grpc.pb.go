@@ -31,15 +31,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AgentService_Join_FullMethodName          = "/agent.v1.AgentService/Join"
-	AgentService_Renew_FullMethodName         = "/agent.v1.AgentService/Renew"
-	AgentService_Watch_FullMethodName         = "/agent.v1.AgentService/Watch"
-	AgentService_Report_FullMethodName        = "/agent.v1.AgentService/Report"
-	AgentService_ReadImage_FullMethodName     = "/agent.v1.AgentService/ReadImage"
-	AgentService_SendConsole_FullMethodName   = "/agent.v1.AgentService/SendConsole"
-	AgentService_StreamConsole_FullMethodName = "/agent.v1.AgentService/StreamConsole"
-	AgentService_SendSnapshot_FullMethodName  = "/agent.v1.AgentService/SendSnapshot"
-	AgentService_SyncNetworks_FullMethodName  = "/agent.v1.AgentService/SyncNetworks"
+	AgentService_Join_FullMethodName            = "/agent.v1.AgentService/Join"
+	AgentService_Renew_FullMethodName           = "/agent.v1.AgentService/Renew"
+	AgentService_Watch_FullMethodName           = "/agent.v1.AgentService/Watch"
+	AgentService_Report_FullMethodName          = "/agent.v1.AgentService/Report"
+	AgentService_ReadImage_FullMethodName       = "/agent.v1.AgentService/ReadImage"
+	AgentService_SendConsole_FullMethodName     = "/agent.v1.AgentService/SendConsole"
+	AgentService_StreamConsole_FullMethodName   = "/agent.v1.AgentService/StreamConsole"
+	AgentService_SendSnapshot_FullMethodName    = "/agent.v1.AgentService/SendSnapshot"
+	AgentService_SendGuestResult_FullMethodName = "/agent.v1.AgentService/SendGuestResult"
+	AgentService_SyncNetworks_FullMethodName    = "/agent.v1.AgentService/SyncNetworks"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -104,6 +105,11 @@ type AgentServiceClient interface {
 	// request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for example
 	// because the reader has gone.
 	SendSnapshot(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendSnapshotRequest, SendSnapshotResponse], error)
+	// SendGuestResult answers a GuestRequest of Watch. The first message names the request. The data of the later messages
+	// is together an encoded GuestResult. The response comes when the stream was taken to its end, or its reader is gone.
+	// Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for
+	// example because the reader has gone.
+	SendGuestResult(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendGuestResultRequest, SendGuestResultResponse], error)
 	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
 	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
 	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
@@ -237,9 +243,22 @@ func (c *agentServiceClient) SendSnapshot(ctx context.Context, opts ...grpc.Call
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendSnapshotClient = grpc.ClientStreamingClient[SendSnapshotRequest, SendSnapshotResponse]
 
+func (c *agentServiceClient) SendGuestResult(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendGuestResultRequest, SendGuestResultResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[6], AgentService_SendGuestResult_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SendGuestResultRequest, SendGuestResultResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_SendGuestResultClient = grpc.ClientStreamingClient[SendGuestResultRequest, SendGuestResultResponse]
+
 func (c *agentServiceClient) SyncNetworks(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SyncNetworksRequest, SyncNetworksResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[6], AgentService_SyncNetworks_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[7], AgentService_SyncNetworks_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -312,6 +331,11 @@ type AgentServiceServer interface {
 	// request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for example
 	// because the reader has gone.
 	SendSnapshot(grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]) error
+	// SendGuestResult answers a GuestRequest of Watch. The first message names the request. The data of the later messages
+	// is together an encoded GuestResult. The response comes when the stream was taken to its end, or its reader is gone.
+	// Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for
+	// example because the reader has gone.
+	SendGuestResult(grpc.ClientStreamingServer[SendGuestResultRequest, SendGuestResultResponse]) error
 	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
 	// are on it, and those that have an ACTIVE peering with one of these. The first response messages are a snapshot, of
 	// which the last has complete set; each later message has the changes up to its revision. An agent must not act on a
@@ -358,6 +382,9 @@ func (UnimplementedAgentServiceServer) StreamConsole(grpc.BidiStreamingServer[St
 }
 func (UnimplementedAgentServiceServer) SendSnapshot(grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]) error {
 	return status.Error(codes.Unimplemented, "method SendSnapshot not implemented")
+}
+func (UnimplementedAgentServiceServer) SendGuestResult(grpc.ClientStreamingServer[SendGuestResultRequest, SendGuestResultResponse]) error {
+	return status.Error(codes.Unimplemented, "method SendGuestResult not implemented")
 }
 func (UnimplementedAgentServiceServer) SyncNetworks(grpc.BidiStreamingServer[SyncNetworksRequest, SyncNetworksResponse]) error {
 	return status.Error(codes.Unimplemented, "method SyncNetworks not implemented")
@@ -469,6 +496,13 @@ func _AgentService_SendSnapshot_Handler(srv interface{}, stream grpc.ServerStrea
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_SendSnapshotServer = grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]
 
+func _AgentService_SendGuestResult_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentServiceServer).SendGuestResult(&grpc.GenericServerStream[SendGuestResultRequest, SendGuestResultResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_SendGuestResultServer = grpc.ClientStreamingServer[SendGuestResultRequest, SendGuestResultResponse]
+
 func _AgentService_SyncNetworks_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(AgentServiceServer).SyncNetworks(&grpc.GenericServerStream[SyncNetworksRequest, SyncNetworksResponse]{ServerStream: stream})
 }
@@ -522,6 +556,11 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "SendSnapshot",
 			Handler:       _AgentService_SendSnapshot_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "SendGuestResult",
+			Handler:       _AgentService_SendGuestResult_Handler,
 			ClientStreams: true,
 		},
 		{

@@ -539,9 +539,11 @@ type GetVmDetailsResponse struct {
 	Waiting string `protobuf:"bytes,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// The VM's CPU model: the one that its spec requests, or else the one that was chosen when the VM was placed. Empty if
 	// the VM has the default model of its host.
-	CpuModel      string `protobuf:"bytes,6,opt,name=cpu_model,json=cpuModel,proto3" json:"cpu_model,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CpuModel string `protobuf:"bytes,6,opt,name=cpu_model,json=cpuModel,proto3" json:"cpu_model,omitempty"`
+	// Those of vm.status.ip_addresses that the guest reports and no NIC has. The guest can report any address.
+	GuestAddresses []string `protobuf:"bytes,80,rep,name=guest_addresses,json=guestAddresses,proto3" json:"guest_addresses,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetVmDetailsResponse) Reset() {
@@ -614,6 +616,13 @@ func (x *GetVmDetailsResponse) GetCpuModel() string {
 		return x.CpuModel
 	}
 	return ""
+}
+
+func (x *GetVmDetailsResponse) GetGuestAddresses() []string {
+	if x != nil {
+		return x.GuestAddresses
+	}
+	return nil
 }
 
 // Placement is the choice of a host for a VM.
@@ -782,14 +791,15 @@ const file_operator_v1_vmview_proto_rawDesc = "" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x13\n" +
-	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"\x8e\x02\n" +
+	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"\xb7\x02\n" +
 	"\x14GetVmDetailsResponse\x12/\n" +
 	"\x02vm\x18\x01 \x01(\v2\x1f.vmcontroller.v1.VirtualMachineR\x02vm\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x124\n" +
 	"\tplacement\x18\x03 \x01(\v2\x16.operator.v1.PlacementR\tplacement\x12;\n" +
 	"\vtransitions\x18\x04 \x03(\v2\x19.operator.v1.VmTransitionR\vtransitions\x12\x18\n" +
 	"\awaiting\x18\x05 \x01(\tR\awaiting\x12\x1b\n" +
-	"\tcpu_model\x18\x06 \x01(\tR\bcpuModel\"@\n" +
+	"\tcpu_model\x18\x06 \x01(\tR\bcpuModel\x12'\n" +
+	"\x0fguest_addresses\x18P \x03(\tR\x0eguestAddresses\"@\n" +
 	"\tPlacement\x12\x1b\n" +
 	"\tchosen_at\x18\x01 \x01(\x03R\bchosenAt\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xb0\x01\n" +

@@ -420,7 +420,8 @@ type VirtualMachine struct {
 	// keys, one per line) and "trivet/user-data" (UTF-8 text for cloud-init), each of at most 65,536 bytes. The guest
 	// gets them on a disk with the label cidata and from the metadata service; no call returns them.
 	// "trivet/metadata-tokens" is "required" (default), so that the metadata service refuses requests without a session
-	// token, or "optional". "trivet/ha" is "none" (default), or "restart": if the host is lost, the VM starts on another
+	// token, or "optional". "trivet/guest-exec" is "refused" (default), or "allowed", so that guest.v1 RunGuestCommand
+	// runs programs in the guest. "trivet/ha" is "none" (default), or "restart": if the host is lost, the VM starts on another
 	// host, provided that all its disks are volumes that other hosts can use; in return the host powers the VM off when
 	// it has lost the control plane for 30 s. "trivet/ha-priority" is 0 to 100 (default 50): of the VMs that wait for
 	// another host, the highest are placed first.
@@ -1225,7 +1226,8 @@ type VmStatus struct {
 	HostPid uint32 `protobuf:"varint,2,opt,name=host_pid,json=hostPid,proto3" json:"host_pid,omitempty"`
 	// When the process was started, in Unix milliseconds.
 	StartedAt int64 `protobuf:"varint,3,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	// The addresses of the NICs' ports, and then others that the host reports, of which at most 64 are kept.
+	// The addresses of the NICs' ports, and then at most 64 others that the guest agent of a RUNNING VM lists, which prove
+	// nothing. Events of WatchVm have only the addresses of the ports.
 	IpAddresses []string `protobuf:"bytes,4,rep,name=ip_addresses,json=ipAddresses,proto3" json:"ip_addresses,omitempty"`
 	// Only of a RUNNING VM, and only if the leader answers within 200 ms. Never set in events of WatchVm and in the
 	// response of CreateVm.
