@@ -24,6 +24,7 @@ import (
 
 	consolev1 "github.com/trivet-cloud/trivet/protos/console/v1"
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
+	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
@@ -116,6 +117,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		storagev1.RegisterStorageClassServiceServer(s, c.storage)
 		storagev1.RegisterVolumeServiceServer(s, fakeFlatten{fakeStorage: c.storage})
 		storagev1.RegisterSnapshotServiceServer(s, &c.snapshots)
+		guestv1.RegisterGuestServiceServer(s, &fakeGuest{cloud: c})
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		operatorv1.RegisterVmViewServiceServer(s, &c.views)

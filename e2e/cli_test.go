@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // trivet runs the program trivet with a home directory and arguments, and returns its standard output, standard error
@@ -97,6 +99,10 @@ func TestCommandLine(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(w.trio.ImportDir(), "small.qcow2"), disk, 0o644))
 	must(admin, asAdmin("image", "import", "small", filepath.Join(w.trio.ImportDir(), "small.qcow2"), "--public", "--format", "qcow2")...)
+	tools := filepath.Join(w.trio.ImportDir(), "tools.raw")
+	testenv.GuestAgentDisk(t, tools)
+	require.NoError(t, os.Chmod(tools, 0o644))
+	must(admin, asAdmin("image", "import", "tools", tools, "--public", "--format", "raw")...)
 	require.Contains(t, must(admin, asAdmin("node", "list")...), w.agent.Name)
 	require.Contains(t, must(admin, asAdmin("cluster", "status")...), "127.0.0.3")
 
@@ -108,7 +114,8 @@ func TestCommandLine(t *testing.T) {
 	list := w.followList(ctx, ada)
 	list.await("TIME")
 	file := filepath.Join(ada, "vm.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("name: web\nimage: small\nmemory: 1G\ndisks: [{size: 1}]\nlabels: {env: test}\nnetworks: none\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("name: web\nimage: small\nmemory: 1G\ndisks: [{size: 1}, {size: 1, image: tools}]\n"+
+		"labels: {env: test}\nmetadata: {trivet/guest-exec: allowed}\nnetworks: none\n"), 0o600))
 	must(ada, "vm", "create", "-f", file, "--memory", "192", "--start")
 	list.await(`changed +web .* RUNNING`)
 	var vm struct{ Name, State string }
@@ -121,9 +128,17 @@ func TestCommandLine(t *testing.T) {
 		return nil
 	}))
 
+	w.guestCommands(ctx, ada, admin)
 	require.Regexp(t, `State: +RUNNING: its process runs, (?s:.*)Placed: .*scarcest resource(?s:.*)STARTING +RUNNING`, must(ada, "vm", "show", "web"))
 	require.Regexp(t, `default/default +web`, must(admin, asAdmin("vm", "list", "--all-projects")...))
 	require.Regexp(t, `VM +TENANT(?s:.*)web +default/default`, must(admin, asAdmin("node", "show", w.agent.Name)...))
+
+	require.NoError(t, lab.Until(ctx, "the guest's address is shown", func(context.Context) error {
+		if out := must(ada, "vm", "show", "web"); !strings.Contains(out, "Others in the guest:") || !strings.Contains(out, "10.9.8.7") {
+			return errors.New(out)
+		}
+		return nil
+	}))
 
 	// The commands must use another endpoint if the first one is down. A watch must continue at another endpoint.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))

@@ -39,9 +39,9 @@ func ReadCredential(ctx context.Context, s *session.Session, user, file string) 
 	return user, password, nil
 }
 
-// readNewPassword reads a new password from a file or, if file is empty, from the terminal. At the terminal it prompts
+// ReadNewPassword reads a new password from a file or, if file is empty, from the terminal. At the terminal it prompts
 // twice, to detect typing errors.
-func readNewPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
+func ReadNewPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
 	if s.Ask == nil && file == "" {
 		return "", session.Usagef("cannot ask without a terminal: give --password-file")
 	}

@@ -38,7 +38,7 @@ first password. Existing tokens of the user are revoked: after changing your own
 			return err
 		}
 		// The deadline of the call starts after the person has typed the password.
-		password, err := readNewPassword(ctx, s, file)
+		password, err := ReadNewPassword(ctx, s, file)
 		if err != nil {
 			return err
 		}

@@ -95,7 +95,8 @@ func (e *Usage) Error() string { return e.Message }
 // Usagef returns a *Usage error with a formatted message.
 func Usagef(format string, args ...any) error { return &Usage{fmt.Sprintf(format, args...)} }
 
-// Coded is an error with an exit code of its own, for a command whose exit code is a result.
+// Coded is an error with an exit code of its own, for a command whose exit code is a result. Without a Message, nothing
+// is printed.
 type Coded struct {
 	Code    int
 	Message string
@@ -207,9 +208,12 @@ func (s *Session) Exit(cmd *cobra.Command, err error) int {
 		fmt.Fprintf(s.Stderr, "run `%s --help`\n", cmd.CommandPath())
 		return 2
 	}
-	fmt.Fprintln(s.Stderr, s.scrubbed("trivet: "+explain.Error(err, s.facts)))
 	var coded *Coded
-	if errors.As(err, &coded) {
+	if errors.As(err, &coded) && coded.Message == "" {
+		return coded.Code
+	}
+	fmt.Fprintln(s.Stderr, s.scrubbed("trivet: "+explain.Error(err, s.facts)))
+	if coded != nil {
 		return coded.Code
 	}
 	return 1

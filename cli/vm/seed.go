@@ -19,21 +19,15 @@ const (
 func (f *createFlags) addSeed(metadata map[string]string) error {
 	var keys strings.Builder
 	for _, path := range f.sshKeys {
-		text, err := readSeedFile("ssh-key", path, cloudinit.MaxSSHKeys)
+		text, err := readSeedFile("--ssh-key", path, cloudinit.MaxSSHKeys)
 		if err != nil {
 			return err
 		}
-		if strings.Contains(text, "PRIVATE KEY") {
-			return session.Usagef("--ssh-key %s: this is a private key: give the public one, which often ends in .pub", path)
+		lines, err := publicKeys("--ssh-key "+path, text)
+		if err != nil {
+			return err
 		}
-		for line := range strings.Lines(text) {
-			line = strings.TrimSpace(line)
-			if line == "" || strings.HasPrefix(line, "#") {
-				continue
-			}
-			if err := cloudinit.CheckSSHKey(line); err != nil {
-				return session.Usagef("--ssh-key %s: a key %v", path, err)
-			}
+		for _, line := range lines {
 			fmt.Fprintln(&keys, line)
 		}
 	}
@@ -43,7 +37,7 @@ func (f *createFlags) addSeed(metadata map[string]string) error {
 	if f.userData == "" {
 		return nil
 	}
-	text, err := readSeedFile("user-data", f.userData, cloudinit.MaxUserData)
+	text, err := readSeedFile("--user-data", f.userData, cloudinit.MaxUserData)
 	if err != nil {
 		return err
 	}
@@ -54,17 +48,35 @@ func (f *createFlags) addSeed(metadata map[string]string) error {
 	return nil
 }
 
-func readSeedFile(flag, path string, limit int64) (string, error) {
+// publicKeys returns the public keys in the lines of text, without comments and empty lines. Its errors begin with from.
+func publicKeys(from, text string) (keys []string, err error) {
+	if strings.Contains(text, "PRIVATE KEY") {
+		return nil, session.Usagef("%s: this is a private key: give the public one, which often ends in .pub", from)
+	}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if err := cloudinit.CheckSSHKey(line); err != nil {
+			return nil, session.Usagef("%s: a key %v", from, err)
+		}
+		keys = append(keys, line)
+	}
+	return keys, nil
+}
+
+func readSeedFile(from, path string, limit int64) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", session.Usagef("--%s: %v", flag, err)
+		return "", session.Usagef("%s: %v", from, err)
 	}
 	if info.Size() > limit {
-		return "", session.Usagef("--%s %s: has %d bytes; at most %d are possible", flag, path, info.Size(), limit)
+		return "", session.Usagef("%s %s: has %d bytes; at most %d are possible", from, path, info.Size(), limit)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", session.Usagef("--%s: %v", flag, err)
+		return "", session.Usagef("%s: %v", from, err)
 	}
 	return string(text), nil
 }

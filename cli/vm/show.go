@@ -101,10 +101,13 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 	fields = append(fields,
 		[2]string{"Process", pid},
 		[2]string{"Started", at(now, status.GetStartedAt())},
-		[2]string{"Addresses", strings.Join(status.GetIpAddresses(), ", ")},
+		[2]string{"Addresses", strings.Join(without(status.GetIpAddresses(), d.GetGuestAddresses()), ", ")},
 		[2]string{"vCPUs", cpu(spec.GetCpu(), d.GetCpuModel())},
 		[2]string{"Memory", show.Bytes(spec.GetMemory().GetSizeMib() << 20)},
 	)
+	if others := d.GetGuestAddresses(); len(others) > 0 {
+		fields = append(fields, [2]string{"Others in the guest", strings.Join(others, ", ")})
+	}
 	if text := security(spec.GetSecurity()); text != "" {
 		fields = append(fields, [2]string{"Security", text})
 	}
@@ -132,6 +135,11 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		}
 	}
 	return fields
+}
+
+// without returns the values of all that are not in some.
+func without(all, some []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(a string) bool { return slices.Contains(some, a) })
 }
 
 // stateAndWhy returns the state, and the cause of the last change if it led to this state.

@@ -29,7 +29,7 @@ func Command(s *session.Session) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s), nicCommand(s),
 		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), migrateCommand(s),
-		consoleCommand(s), vncCommand(s), screenshotCommand(s))
+		consoleCommand(s), vncCommand(s), screenshotCommand(s), execCommand(s), setPasswordCommand(s), addSSHKeyCommand(s))
 	c.AddCommand(powerCommands(s)...)
 	return c
 }
