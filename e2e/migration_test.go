@@ -56,7 +56,8 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 	}
 }
 
-// TestMigration moves a guest with a network interface between two hosts: see migrate.
+// TestMigration moves a guest with a network interface between two hosts, and then drains its host: see migrate and
+// drain.
 func TestMigration(t *testing.T) {
 	c := newNetworkCloud(t, 2)
 	_, subnets := c.vpc("prod", "10.0.0.0/16", "10.0.1.0/24")
@@ -64,4 +65,5 @@ func TestMigration(t *testing.T) {
 	a := c.boot("a", 0, &vmv1.NetworkSpec{SubnetId: subnet})
 	b := c.boot("b", 1, &vmv1.NetworkSpec{SubnetId: subnet})
 	c.migrate(a, b, 1)
+	c.drain(a, b, 1)
 }

@@ -1,0 +1,121 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/e2e/lab"
+)
+
+// drain drains the host of the guest m while tenants create and delete VMs, and while the leader changes. The guest must
+// move to the host other and keep its memory. Another VM, which may run only on the drained host, is named with the
+// reason, and is shut down only with force. Then no VM can be started on the host until it is uncordoned.
+func (c *networkCloud) drain(m, peer *machine, other int) {
+	drained := m.host
+	id := c.ids[drained]
+	fixed := c.boot("fixed", drained)
+	boot := m.run("echo drained >/tmp/mark && cat /proc/sys/kernel/random/boot_id")
+	ctx := c.context(3 * time.Minute)
+	_, err := c.admin.Nodes.DrainNode(ctx, &vmv1.DrainNodeRequest{NodeId: id})
+	require.NoError(c.t, err)
+	stopLoad := c.createAndDelete(c.ids[other])
+	c.changeLeader(ctx)
+	require.NoError(c.t, lab.Until(ctx, "the guest has left, and the other VM is named with the reason", func(ctx context.Context) error {
+		out, err := c.admin.Operator.GetDrain(ctx, &operatorv1.GetDrainRequest{NodeId: id})
+		if err != nil {
+			return err
+		}
+		found := map[string]string{}
+		for _, vm := range out.GetDrain().GetVms() {
+			found[vm.GetName()] = vm.GetStatus() + " " + vm.GetTo() + " " + vm.GetReason()
+		}
+		if found[m.vm.GetName()] != "MOVED "+c.hosts[other].Name+" " || !strings.Contains(found["fixed"], "no host fits") {
+			return fmt.Errorf("%v", found)
+		}
+		return nil
+	}))
+	stopLoad()
+	m.host = other
+	m.eventually("the guest has kept its memory", "grep -q drained /tmp/mark")
+	require.Equal(c.t, boot, m.run("cat /proc/sys/kernel/random/boot_id"), "the guest did not boot again")
+	peer.eventually("another guest reaches it", "ping -c 1 -W 2 "+m.nic.Address.Addr().String())
+	vm, err := c.vms.GetVm(ctx, &vmv1.GetVmRequest{VmId: fixed.vm.GetId()})
+	require.NoError(c.t, err)
+	require.Equal(c.t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState(), "without force it is not shut down")
+
+	_, err = c.admin.Nodes.DrainNode(ctx, &vmv1.DrainNodeRequest{NodeId: id, Force: true})
+	require.NoError(c.t, err)
+	c.awaitState(ctx, id, vmv1.NodeState_NODE_STATE_MAINTENANCE)
+	_, err = c.vms.StartVm(ctx, &vmv1.StartVmRequest{VmId: fixed.vm.GetId()})
+	require.Equal(c.t, codes.FailedPrecondition, status.Code(err))
+	require.ErrorContains(c.t, err, "in maintenance")
+	require.NoError(c.t, c.dir.Kill(c.hosts[drained].Name))
+	require.NoError(c.t, c.hosts[drained].Start(""))
+	c.awaitState(ctx, id, vmv1.NodeState_NODE_STATE_MAINTENANCE)
+	n, err := c.admin.Nodes.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: id})
+	require.NoError(c.t, err)
+	require.Equal(c.t, vmv1.NodeState_NODE_STATE_READY, n.GetState())
+	_, err = c.vms.StartVm(ctx, &vmv1.StartVmRequest{VmId: fixed.vm.GetId()})
+	require.NoError(c.t, err)
+}
+
+// awaitState waits until a host has a state.
+func (c *networkCloud) awaitState(ctx context.Context, id string, state vmv1.NodeState) {
+	c.t.Helper()
+	require.NoError(c.t, lab.Until(ctx, "the host is "+state.String(), func(ctx context.Context) error {
+		n, err := c.admin.Nodes.GetNode(ctx, &vmv1.GetNodeRequest{NodeId: id})
+		if err == nil && n.GetState() != state {
+			err = fmt.Errorf("it is %s", n.GetState())
+		}
+		return err
+	}))
+}
+
+// changeLeader makes another member the leader.
+func (c *networkCloud) changeLeader(ctx context.Context) {
+	c.t.Helper()
+	s, err := c.admin.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
+	require.NoError(c.t, err)
+	_, err = c.admin.Operator.TransferLeader(ctx, &operatorv1.TransferLeaderRequest{Id: s.GetGroups()[0].GetLeaderId()%3 + 1})
+	require.NoError(c.t, err)
+}
+
+// createAndDelete creates VMs and deletes them, until the returned function is called. Each VM must be placed on the host
+// with the ID on. A call may fail with UNAVAILABLE, because the leader changes meanwhile.
+func (c *networkCloud) createAndDelete(on string) (stop func()) {
+	ctx, cancel := context.WithCancel(c.context(3 * time.Minute))
+	done := make(chan error, 1)
+	go func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			vm, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("load-%d", i), Spec: &vmv1.VmSpec{
+				Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 64},
+				Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd},
+			}})
+			if err == nil {
+				if vm.GetNodeId() != on {
+					done <- fmt.Errorf("%s was placed on %s", vm.GetName(), vm.GetNodeId())
+					return
+				}
+				_, err = c.vms.DeleteVm(ctx, &vmv1.DeleteVmRequest{VmId: vm.GetId()})
+			}
+			if err != nil && ctx.Err() == nil && status.Code(err) != codes.Unavailable {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	return func() {
+		cancel()
+		require.NoError(c.t, <-done)
+	}
+}
