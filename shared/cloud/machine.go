@@ -43,6 +43,8 @@ const (
 	FeatureHugepages  = "hugepages"
 
 	FeatureDedicatedCPUs = "dedicated-cpus"
+	// FeatureVolumeMigration: the agent can migrate VMs with volumes that several hosts can use.
+	FeatureVolumeMigration = "volume-migration"
 )
 
 // RescueDisk is the ID of the rescue disk. No other disk can have it.

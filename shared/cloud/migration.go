@@ -148,13 +148,11 @@ func (vm *VM) BeginMigration(target NodeID, timeout, now Time) error {
 	return nil
 }
 
-// NotMigratable returns the reason why the VM cannot be migrated, apart from its state, or "" if it can. The text is
-// the predicate of a sentence whose subject is the VM.
+// NotMigratable returns the reason why the VM cannot be migrated, apart from its state and its volumes, or "" if it
+// can. Volume.NotMigratable has the reasons because of a volume. The text is the predicate of a sentence whose subject
+// is the VM.
 func (vm *VM) NotMigratable() string {
 	for _, d := range vm.Spec.Disks {
-		if d.Volume != "" {
-			return "has the volume " + string(d.Volume) + " as disk " + d.ID + ": only VMs with local disks can be migrated"
-		}
 		if d.Change != DeviceUnchanged {
 			return "has the disk " + d.ID + ", which is being attached or detached"
 		}

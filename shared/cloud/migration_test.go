@@ -259,7 +259,8 @@ func TestNotMigratable(t *testing.T) {
 	}{
 		{VM{}, ""},
 		{VM{Spec: Spec{Disks: []Disk{{ID: "a", SizeGiB: 8}}}}, ""},
-		{VM{Spec: Spec{Disks: []Disk{{ID: "a", Volume: "v"}}}}, "has the volume v as disk a"},
+		{VM{Spec: Spec{Disks: []Disk{{ID: "a", Volume: "v"}}}}, ""},
+		{VM{Spec: Spec{Disks: []Disk{{ID: "a", Volume: "v", Change: DeviceAttaching}}}}, "has the disk a"},
 		{VM{Spec: Spec{Network: []NIC{{ID: "n", Change: DeviceDetaching}}}}, "has the NIC n"},
 		{VM{Spec: Spec{Security: Security{TPM: true}}}, "has a TPM"},
 		{VM{Metadata: map[string]string{FirmwareKey: "uefi"}}, "has UEFI firmware"},

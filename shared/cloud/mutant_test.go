@@ -28,5 +28,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.RollBackUnproven, TestMigration, "testdata/migration/lost")
 	mutanttest.Notices(t, mutant.ReleaseSourceEarly, TestMigrationRulesNeverRunTwoGuests, "expected: 0x6")
 	mutanttest.Notices(t, mutant.KeepTargetLeaseRule, TestLeaseRuleOfMigration, "the source has not promised it")
+	mutanttest.Notices(t, mutant.SwitchWithoutGrant, TestVolumeOfMigration, "two hosts may write with generation 3")
+	mutanttest.Notices(t, mutant.RollBackWithoutGrant, TestVolumeOfMigration, "two hosts may write with generation 6")
 	mutanttest.Notices(t, mutant.ObeyOldAttempt, TestMigration, "testdata/migration/attempts")
 }

@@ -113,9 +113,9 @@ func (vm *VM) Recoverable(off bool) string {
 // Another host must end the old attachment before the VM can use the volume there: an RBD volume is fenced in the Ceph
 // cluster, and a volume in a shared pool must not be locked any more. The volume must be Movable.
 func (v *Volume) EndLostAttachment() {
-	v.Ending = true
+	v.Ending, v.Migrated = true, false
 	if !mutant.On(mutant.KeepLostAttachment) {
-		v.AttachmentGeneration++
+		v.AttachmentGeneration = v.grant()
 	}
 	v.Generation++
 	v.Fence = v.Driver == DriverRBD && !v.Flushed()

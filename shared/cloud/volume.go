@@ -63,7 +63,7 @@ const (
 // Volume is the record of a block volume. A volume exists independently of VMs, and is attached to at most one VM at a
 // time.
 //
-// AttachmentGeneration grows by 1 with each attachment. FlushedGeneration is the generation of the last attachment
+// AttachmentGeneration grows with each attachment, and when the VM is migrated. FlushedGeneration is the generation of the last attachment
 // whose data the host has flushed after closing the volume. A detached volume can be attached again when the two
 // generations are equal. A host stores the generation of the last attachment that it has opened, and does not open the
 // volume for an attachment with a lower generation.
@@ -119,6 +119,17 @@ type Volume struct {
 	// present host of the volume must then make the Ceph cluster refuse the requests of that VM's process before it
 	// reports the attachment generation as flushed. Only volumes of the driver RBD are fenced.
 	Fence bool `cbor:",omitempty"`
+	// Other is the other host of a migration of the VM: the target before the switchover, and the source after it. Other
+	// may have the volume open, but must not write to it. StandbyGeneration is the attachment generation that the target
+	// gets at the switchover. See SetHosts.
+	Other             NodeID `cbor:",omitempty"`
+	StandbyGeneration uint64 `cbor:",omitempty"`
+	// Granted is the highest attachment generation that was ever given to a host or reserved for one. It is 0 in records
+	// of earlier versions, which had no reserved generations.
+	Granted uint64 `cbor:",omitempty"`
+	// Migrated is true if AttachmentGeneration was given to the host Node by a migration of the VM. A process of the VM on
+	// that host may have opened the volume with a lower generation.
+	Migrated bool `cbor:",omitempty"`
 	// Ending is true if the host on which the volume was attached to VM is lost. The volume stays attached to the VM,
 	// but its present host first ends the attachment: for a volume of the driver RBD as described for Fence, for a
 	// volume in a shared pool as soon as no process of the former host holds the lock of the file. Ending becomes false
@@ -257,9 +268,9 @@ func (v *Volume) Attach(vm VMID, disk string, node NodeID) error {
 		return fault.New(fault.FailedPrecondition, "volume %s is on host %s, and the VM is on host %s", v.Name, v.Node, node).
 			WithReason("VOLUME_ELSEWHERE")
 	}
-	v.VM, v.Disk, v.Node, v.Ending = vm, disk, node, false
+	v.VM, v.Disk, v.Node, v.Ending, v.Migrated = vm, disk, node, false, false
 	if !mutant.On(mutant.KeepAttachmentGeneration) {
-		v.AttachmentGeneration++
+		v.AttachmentGeneration = v.grant()
 	}
 	v.Generation++
 	return nil
@@ -322,7 +333,7 @@ func (v *Volume) LoseHost(name string) bool {
 	if v.VM != "" {
 		v.Detach()
 		if v.Driver == DriverRBD && !mutant.On(mutant.FlushLostHost) {
-			v.AttachmentGeneration++
+			v.AttachmentGeneration = v.grant()
 		}
 	}
 	v.HostRemoved = v.PoolID != "" && !v.Flushed()

@@ -97,9 +97,9 @@ func assignedDisks(vm *cloud.VM) (out []*agentv1.AssignedDisk) {
 	return out
 }
 
-// AssignedVolume returns the desired state of a volume as the message that is sent to the agent on its host. It does
-// not set the key of an encrypted volume, the RBD pool or the snapshots. Package controlplane/compute/volume sets them.
-func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
+// AssignedVolume returns the desired state of a volume as the message that is sent to the agent on the host on, which is
+// the volume's host or the other host of a migration. It does not set the key of an encrypted volume, the RBD pool or the snapshots. Package controlplane/compute/volume sets them.
+func AssignedVolume(v *cloud.Volume, on cloud.NodeID) *agentv1.AssignedVolume {
 	limits := v.Limits()
 	var source *agentv1.SnapshotSource
 	if v.Source != nil {
@@ -109,13 +109,19 @@ func AssignedVolume(v *cloud.Volume) *agentv1.AssignedVolume {
 	if v.Ending { // The host must end the last attachment, as if the volume was detached.
 		vm, disk = "", ""
 	}
-	return &agentv1.AssignedVolume{
+	out := &agentv1.AssignedVolume{
 		Source:   source,
 		VolumeId: string(v.ID), Generation: v.Generation, Pool: v.Pool, SizeBytes: v.SizeBytes(), Format: vmv1.VolumeFormat(v.Format),
 		Image: assignedImage(v.Image), MustExist: v.Present || v.ExternalImage != "", AttachmentGeneration: v.AttachmentGeneration, VmId: string(vm),
 		DiskId: disk, MaxIops: limits.IOPS, MaxBytesPerSecond: limits.BytesPerSecond, Encrypted: v.Encrypted,
 		Flatten: v.Flatten, Fence: v.Fence, ExternalImage: v.ExternalImage, CheckImage: v.ExternalImage != "" && !v.Present,
+		Migrated: v.Migrated,
 	}
+	if on == v.Other {
+		out.Standby, out.Migrated, out.Flatten, out.Fence = true, false, false, false
+		out.AttachmentGeneration = max(v.AttachmentGeneration, v.StandbyGeneration)
+	}
+	return out
 }
 
 // VolumeObservation returns an agent's observation of a volume as the message that the agent sends.

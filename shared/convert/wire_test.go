@@ -117,8 +117,9 @@ func TestResponsesSetEveryField(t *testing.T) {
 	assigned.Seed = &agentv1.AssignedSeed{HostName: "h", SshKeys: []string{"k"}, UserData: []byte("u"), Nics: []*agentv1.AssignedSeedNic{{ // set by package vm
 		NicId: "n", Dhcp: true, Addresses: []string{"a"}, Gateways: []string{"g"}, DnsServers: []string{"d"}, Domain: "d", Mtu: 1450,
 	}}}
-	assigned.StopsWithLease = true                          // set by package vm
-	assigned.Disks[0].Volume = AssignedVolume(fullVolume()) // set by package vm
+	assigned.StopsWithLease = true                                // set by package vm
+	assigned.Disks[0].Volume = AssignedVolume(fullVolume(), "h1") // set by package vm
+	assigned.Disks[0].Volume.Standby = AssignedVolume(fullVolume(), "h2").Standby
 	assigned.Disks[0].Volume.Deleted, assigned.Disks[0].Volume.EncryptionKey = true, []byte("k")
 	assigned.Disks[0].Volume.CheckImage = true                                                                          // only before the volume is present
 	assigned.Disks[0].Volume.Snapshots = []*agentv1.AssignedSnapshot{filled(&agentv1.AssignedSnapshot{}, 0)}            // set by package volume
@@ -148,7 +149,7 @@ func fullVolume() *cloud.Volume {
 		ClassLimits: cloud.Limits{IOPS: 1, BytesPerSecond: 1}, Image: &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw},
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}, Node: "h1",
 		Encrypted: true, ExternalImage: "disk",
-		Flatten: true, FlattenPercent: 10, Fence: true,
+		Flatten: true, FlattenPercent: 10, Fence: true, Other: "h2", StandbyGeneration: 3, Granted: 3, Migrated: true,
 		Source: &cloud.SnapshotRef{Volume: "w", Snapshot: "s"}, VM: "m", Disk: "d", Generation: 1, AttachmentGeneration: 2, FlushedGeneration: 1, Present: true, LastError: "e",
 	}
 }

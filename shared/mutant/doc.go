@@ -222,6 +222,16 @@ const (
 	MaintenanceEarly        = "maintenance-early"         // a host is in maintenance while a VM runs on it: controlplane/compute/vm, controlplane/compute/drain
 	StartInMaintenance      = "start-in-maintenance"      // a VM is started on a host in maintenance: controlplane/compute/vm
 	ShutDownMovable         = "shut-down-movable"         // a forced drain shuts VMs down before the others have moved: controlplane/compute/drain
+	SwitchWithoutGrant      = "switch-without-grant"      // the switchover does not change the attachment generation of a volume: shared/cloud, controlplane/sim
+	RollBackWithoutGrant    = "roll-back-without-grant"   // a rollback does not change the attachment generation of a volume: shared/cloud
+	ChangeMigratingVolume   = "change-migrating-volume"   // a volume is changed while its VM is being migrated: controlplane/compute/vm
+	KeepStandbyHost         = "keep-standby-host"         // a host keeps a volume after a migration to or from it has ended: controlplane/compute/vm
+	OpenStandbyVolume       = "open-standby-volume"       // a host whose VM runs elsewhere opens a volume for writing: nodeagent/storage
+	StandbyWithoutLock      = "standby-without-lock"      // the target of a migration opens a file without a lock: nodeagent/volume
+	StandbyOfOtherVM        = "standby-of-other-vm"       // a second VM opens a volume as the target of a migration: nodeagent/volume
+	ActivateStale           = "activate-stale"            // the target of a migration gets a volume that the source has taken back: nodeagent/volume
+	TakeBackUnproven        = "take-back-unproven"        // the source of a migration takes a volume back that the target may write to: nodeagent/volume
+	RunUnactivated          = "run-unactivated"           // the target of a migration runs the guest with the generation of the source: nodeagent/machine
 	TwoMigrationHolders     = "two-migration-holders"     // the target of an aborted migration gets no order to destroy the VM: controlplane/compute/vm
 )
 

@@ -158,22 +158,27 @@ func (s *snapshot) recovery(vm *cloud.VM, out *schedule.SnapshotVM) error {
 // migration sets out.Immovable if the VM cannot be migrated, and otherwise the conditions on the target.
 func (s *snapshot) migration(vm *cloud.VM, out *schedule.SnapshotVM) error {
 	source := s.nodes[vm.Node]
-	switch why := vm.NotMigratable(); {
-	case vm.State != cloud.Running:
+	if vm.State != cloud.Running {
 		out.Immovable = "is " + vm.State.String()
-	case why != "":
-		out.Immovable = why
-	case source == nil || !source.LiveMigration:
-		out.Immovable = "is on a host whose agent cannot migrate VMs"
-	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
-		out.Immovable = hostCPUReason
-	}
-	if out.Immovable != "" {
 		return nil
+	}
+	var err error
+	if out.Immovable, err = migrationObstacle(s.v, vm, source); err != nil || out.Immovable != "" {
+		return err
+	}
+	volumes, err := volume.PlacementOf(s.v, vm.Tenant(), vm.Spec.Volumes())
+	if err != nil {
+		return err
 	}
 	out.Request.Check = func(n *cloud.Node) string {
 		if why := migrationShortage(source, n); why != "" {
 			return why
+		}
+		if why := volumes.Shortage(n); why != "" {
+			return why
+		}
+		if len(vm.Spec.Volumes()) > 0 && n.FeatureShortage(volumeMigration) != "" {
+			return n.FeatureShortage(volumeMigration)
 		}
 		return s.networkShortage(n, vm.Spec.Network)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -132,6 +133,9 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	}
 	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: reserved, Volumes: attached}, string(vm.Node), string(vm.ID))
 	if other := vm.OtherHost(); other != "" {
+		if err := volume.SetHosts(tx, vm.Tenant(), vm.ID, vm.Spec.Volumes(), vm.Node, ""); err != nil {
+			return deleteResponse{}, err
+		}
 		node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: need}, string(other), string(vm.ID))
 	}
 	return deleteResponse{Node: vm.Node, Away: unresponsive}, nil

@@ -31,7 +31,7 @@ func visibleDisks(disks []cloud.Disk) []cloud.Disk {
 }
 
 // assignVolumes sets the field volume of each disk in out, the desired state of a VM, that is a volume.
-func assignVolumes(v *store.View, vm *cloud.VM, out *agentv1.AssignedVm) error {
+func assignVolumes(v *store.View, vm *cloud.VM, on cloud.NodeID, out *agentv1.AssignedVm) error {
 	for _, d := range vm.Disks {
 		if d.Volume == "" {
 			continue
@@ -42,7 +42,7 @@ func assignVolumes(v *store.View, vm *cloud.VM, out *agentv1.AssignedVm) error {
 		}
 		for _, assigned := range out.Disks {
 			if assigned.Id == d.ID && record != nil {
-				assigned.Volume = convert.AssignedVolume(record)
+				assigned.Volume = convert.AssignedVolume(record, on)
 			}
 		}
 	}

@@ -148,7 +148,11 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 			out.byID[one.ID] = vm
 		}
 		if vm != nil && !p.Value.Gone {
-			one.Activity, one.Why = drain.ActivityOf(vm, id, migrationObstacle(vm, n), silent)
+			obstacle, err := migrationObstacle(r, vm, n)
+			if err != nil {
+				return nil, err
+			}
+			one.Activity, one.Why = drain.ActivityOf(vm, id, obstacle, silent)
 			one.Priority = vm.Priority()
 			if e := out.entries[one.ID]; e != nil {
 				one.Tries, one.Next, one.Error = e.Tries, e.Next, e.Error

@@ -200,12 +200,16 @@ func (s *Service) shutDownDrained(ctx context.Context, host cloud.NodeID, seen *
 		if err != nil || vm == nil || !n.Drain.Force || vm.State != cloud.Running && vm.State != cloud.Error {
 			return err
 		}
+		obstacle, err := migrationObstacle(tx, vm, n)
+		if err != nil {
+			return err
+		}
 		generation := vm.Generation
 		if err := vm.Stop(cloud.DefaultStop, tx.Now()); err != nil {
 			return err
 		}
 		e.ShutDown = true
-		e.Error = cmp.Or(e.Error, migrationObstacle(vm, n))
+		e.Error = cmp.Or(e.Error, obstacle)
 		node.DrainedVMs.Put(tx, e, string(host), string(vm.ID))
 		return s.save(tx, vm, generation)
 	})

@@ -113,9 +113,9 @@ func (s *Service) migrateOnLeader(ctx context.Context, q migrateRequest) (out po
 	return out, err
 }
 
-// beginMigration begins a migration of vm in tx: it chooses the target, allocates the capacity there, assigns the VM
-// and its ports to both hosts, and stores vm. If to is not empty, the target is this host. The parameter skip has hosts
-// that are not chosen, with the reason for each.
+// beginMigration begins a migration of vm in tx: it chooses the target, allocates the capacity there, assigns the VM, its
+// volumes and its ports to both hosts, and stores vm. If to is not empty, the target is this host. The parameter skip has
+// hosts that are not chosen, with the reason for each.
 func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, seconds uint32, skip map[cloud.NodeID]string) error {
 	if vm.State != cloud.Running {
 		return vm.BeginMigration(to, 0, tx.Now()) // returns the error for the VM's state
@@ -127,7 +127,15 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	if err != nil {
 		return err
 	}
-	why := migrationObstacle(vm, source)
+	why, err := migrationObstacle(tx, vm, source)
+	if err != nil {
+		return err
+	}
+	if why == "" {
+		if why, err = volume.MigratableLater(tx, vm.Tenant(), vm.Spec.Volumes()); err != nil {
+			return err
+		}
+	}
 	if why == "" && s.opts.Nodes.Unresponsive(vm.Node) {
 		why = "is on a host that does not answer: wait, or fence the host"
 	}
@@ -151,18 +159,24 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 
 // migrationObstacle returns the reason why a RUNNING VM cannot be migrated from its host source, which is nil if the host
 // was deleted, or "" if it can. The text is the predicate of a sentence whose subject is the VM.
-func migrationObstacle(vm *cloud.VM, source *cloud.Node) string {
+func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node) (string, error) {
 	if why := vm.NotMigratable(); why != "" {
-		return why
+		return why, nil
 	}
+	volumes := vm.Spec.Volumes()
 	switch {
 	case source == nil || !source.LiveMigration:
-		return "is on a host whose agent cannot migrate VMs"
+		return "is on a host whose agent cannot migrate VMs", nil
 	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
-		return hostCPUReason
+		return hostCPUReason, nil
+	case len(volumes) > 0 && source.FeatureShortage(volumeMigration) != "":
+		return "has volumes, and is on a host that " + source.FeatureShortage(volumeMigration), nil
 	}
-	return ""
+	return volume.NotMigratable(r, vm.Tenant(), volumes)
 }
+
+// volumeMigration is the feature that the hosts of a migration need if the VM has volumes.
+var volumeMigration = []string{cloud.FeatureVolumeMigration}
 
 // chooseTarget chooses the host for a migration of vm, and allocates the capacity there. If to is not empty, no other
 // host is chosen. The parameter skip is that of beginMigration. why is the reason of the choice (see cloud.Choice).
@@ -182,15 +196,22 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 		}
 		images[id] = i
 	}
-	r, err := placementRequest(tx, vm, images, &volume.Placement{})
+	volumes, err := volume.PlacementOf(tx, vm.Tenant(), vm.Spec.Volumes())
 	if err != nil {
 		return "", "", err
+	}
+	r, err := placementRequest(tx, vm, images, &volumes)
+	if err != nil {
+		return "", "", err
+	}
+	if len(vm.Spec.Volumes()) > 0 {
+		r.Features = append(r.Features, volumeMigration...)
 	}
 	r.On = to
 	maps.Copy(r.Skip, skip)
 	r.Skip[vm.Node] = "has the VM already"
 	r.Check = func(n *cloud.Node) string { return migrationShortage(source, n) }
-	target, err = s.choose(tx, vm, r, &volume.Placement{})
+	target, err = s.choose(tx, vm, r, &volumes)
 	var retryable *retryableRefusal
 	switch {
 	case err == nil && to != "":

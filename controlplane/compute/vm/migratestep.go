@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -46,7 +47,7 @@ func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM) (changed bool, er
 }
 
 // assignBoth changes the records that depend on the hosts of a VM in a migration: the Placed records of its former
-// hosts, its groups and its ports. The parameter before has the hosts before the step. Those of them that are no longer
+// hosts, its groups, its volumes and its ports. The parameter before has the hosts before the step. Those of them that are no longer
 // hosts of the VM must destroy the VM, and its capacity stays allocated there until they have reported that.
 func (s *Service) assignBoth(tx *store.Tx, vm *cloud.VM, before []cloud.NodeID) error {
 	now := vm.Hosts()
@@ -59,6 +60,9 @@ func (s *Service) assignBoth(tx *store.Tx, vm *cloud.VM, before []cloud.NodeID) 
 	}
 	joinGroups(tx, vm)
 	setOtherHost(tx, vm, vm.OtherHost())
+	if err := volume.SetHosts(tx, vm.Tenant(), vm.ID, vm.Spec.Volumes(), vm.Node, vm.OtherHost()); err != nil {
+		return err
+	}
 	return network.MigrateNICs(tx, vm.Tenant(), vm.ID, vm.Node, vm.OtherHost(), vm.Name)
 }
 

@@ -76,7 +76,7 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 		}
 		out.StopsWithLease = why == ""
 	}
-	return out, assignVolumes(v, vm, out)
+	return out, assignVolumes(v, vm, on, out)
 }
 
 // UsesImage implements node.VMController. An empty checksum matches no image.

@@ -154,6 +154,9 @@ func resize(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 	if err != nil {
 		return cloud.Volume{}, err
 	}
+	if err := checkNotMigrating(v); err != nil {
+		return *v, err
+	}
 	before, generation := v.SizeGiB, v.Generation
 	changed, err := v.Resize(q.Volume.SizeGiB)
 	if err != nil || !changed {

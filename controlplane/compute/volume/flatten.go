@@ -40,6 +40,9 @@ func flatten(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		return *v, fault.New(fault.FailedPrecondition, "volume %s has %d snapshots, which need its image: delete them first", v.Name, len(snapshots)).
 			WithReason("VOLUME_HAS_SNAPSHOTS")
 	}
+	if err := checkNotMigrating(v); err != nil {
+		return *v, err
+	}
 	generation := v.Generation
 	if v.RequestFlatten() {
 		save(tx, v, generation)

@@ -49,8 +49,8 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 		if err != nil {
 			return nil, err
 		}
-		if record != nil && record.Node == on {
-			assigned := convert.AssignedVolume(record)
+		if record != nil && (record.Node == on || record.Other == on) {
+			assigned := convert.AssignedVolume(record, on)
 			if assigned.Rbd, err = s.rbdPool(v, b.Class); err != nil {
 				return nil, err
 			}
@@ -59,17 +59,26 @@ func (s *Service) AssignedVolumes(v *store.View, on cloud.NodeID, ids ...cloud.V
 				// state.
 				s.log.Error("cannot read the key of an encrypted volume", "volume", id, "err", err)
 			}
-			snapshots, err := SnapshotsOf(v, record)
-			if err != nil {
+			if err := assignSnapshots(v, record, on, assigned); err != nil {
 				return nil, err
-			}
-			for _, s := range snapshots {
-				assigned.Snapshots = append(assigned.Snapshots, convert.AssignedSnapshot(s))
 			}
 			out = append(out, assigned)
 		}
 	}
 	return out, nil
+}
+
+// assignSnapshots adds the snapshots of a volume to its desired state on the host on. Only the host Node of the volume
+// makes and deletes snapshots.
+func assignSnapshots(r store.Reader, record *cloud.Volume, on cloud.NodeID, out *agentv1.AssignedVolume) error {
+	if record.Node != on {
+		return nil
+	}
+	snapshots, err := SnapshotsOf(r, record)
+	for _, s := range snapshots {
+		out.Snapshots = append(out.Snapshots, convert.AssignedSnapshot(s))
+	}
+	return err
 }
 
 // rbdPool returns the Ceph pool of a storage class, including the key of the Ceph user in plain text. It returns nil if

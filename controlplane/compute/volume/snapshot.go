@@ -96,6 +96,9 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	case v.Node == "":
 		return fault.New(fault.FailedPrecondition, "volume %s was never attached to a VM, so there is nothing to copy", v.Name)
 	}
+	if err := checkNotMigrating(v); err != nil {
+		return err
+	}
 	if err := checkNoPendingSnapshot(tx, v); err != nil {
 		return err
 	}

@@ -189,14 +189,19 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token st
 
 // save stores a changed volume. The parameter before is the volume's generation before the change. If the generation
 // has changed, save also writes the volume's Bound record, so that the leader sends the new desired state to the
-// volume's host.
+// volume's host, and during a migration of the VM also to the other host.
 func save(tx *store.Tx, v *cloud.Volume, before uint64) {
 	v.UpdatedAt = tx.Now()
 	Volumes.Put(tx, v, string(v.Project), string(v.ID))
-	if v.Generation != before && v.Node != "" {
-		node.BoundVolumes.Put(tx, &node.Bound{
-			Project: v.Project, Generation: v.Generation, Pool: v.Pool, PoolID: v.PoolID, Class: rbdClass(v),
-		}, string(v.Node), string(v.ID))
+	if v.Generation == before {
+		return
+	}
+	for _, host := range []cloud.NodeID{v.Node, v.Other} {
+		if host != "" {
+			node.BoundVolumes.Put(tx, &node.Bound{
+				Project: v.Project, Generation: v.Generation, Pool: v.Pool, PoolID: v.PoolID, Class: rbdClass(v),
+			}, string(host), string(v.ID))
+		}
 	}
 }
 

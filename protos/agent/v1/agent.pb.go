@@ -1883,7 +1883,16 @@ type AssignedVolume struct {
 	Snapshots []*AssignedSnapshot `protobuf:"bytes,30,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
 	// The snapshot that the host copies to make the volume. If image is also set, the snapshot contains only the
 	// differences from the image. Absent: the volume begins with the content of the image, or with zeros.
-	Source        *SnapshotSource `protobuf:"bytes,31,opt,name=source,proto3" json:"source,omitempty"`
+	Source *SnapshotSource `protobuf:"bytes,31,opt,name=source,proto3" json:"source,omitempty"`
+	// True: the VM that has the volume is being migrated, and this host is not the VM's host. Before the switchover, this
+	// host is the target, and attachment_generation is the generation that the attachment gets at the switchover. The
+	// host may then open the volume for a QEMU that waits for the guest and does not write. After the switchover, this
+	// host is the source, which must not open the volume. The host never makes, enlarges or detaches such a volume.
+	Standby bool `protobuf:"varint,364,opt,name=standby,proto3" json:"standby,omitempty"`
+	// True: attachment_generation was granted by a step of a migration of the VM to this host or back to it. A process of
+	// the VM that already has the volume open on this host continues with attachment_generation. Before that, and before
+	// the host opens the volume, the host makes sure that no process on another host can write to the volume.
+	Migrated      bool `protobuf:"varint,365,opt,name=migrated,proto3" json:"migrated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2070,6 +2079,20 @@ func (x *AssignedVolume) GetSource() *SnapshotSource {
 		return x.Source
 	}
 	return nil
+}
+
+func (x *AssignedVolume) GetStandby() bool {
+	if x != nil {
+		return x.Standby
+	}
+	return false
+}
+
+func (x *AssignedVolume) GetMigrated() bool {
+	if x != nil {
+		return x.Migrated
+	}
+	return false
 }
 
 // SnapshotSource names a snapshot in the same storage pool.
@@ -5816,7 +5839,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x03bus\x18\x03 \x01(\x0e2\x18.vmcontroller.v1.DiskBusR\x03bus\x120\n" +
 	"\x05cache\x18\x04 \x01(\x0e2\x1a.vmcontroller.v1.DiskCacheR\x05cache\x12-\n" +
 	"\x05image\x18\x05 \x01(\v2\x17.agent.v1.AssignedImageR\x05image\x120\n" +
-	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\x9e\x06\n" +
+	"\x06volume\x18\x06 \x01(\v2\x18.agent.v1.AssignedVolumeR\x06volume\"\xd6\x06\n" +
 	"\x0eAssignedVolume\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1e\n" +
 	"\n" +
@@ -5845,7 +5868,9 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\vcheck_image\x18\x8d\x01 \x01(\bR\n" +
 	"checkImage\x128\n" +
 	"\tsnapshots\x18\x1e \x03(\v2\x1a.agent.v1.AssignedSnapshotR\tsnapshots\x120\n" +
-	"\x06source\x18\x1f \x01(\v2\x18.agent.v1.SnapshotSourceR\x06source\"N\n" +
+	"\x06source\x18\x1f \x01(\v2\x18.agent.v1.SnapshotSourceR\x06source\x12\x19\n" +
+	"\astandby\x18\xec\x02 \x01(\bR\astandby\x12\x1b\n" +
+	"\bmigrated\x18\xed\x02 \x01(\bR\bmigrated\"N\n" +
 	"\x0eSnapshotSource\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
