@@ -62,14 +62,8 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 	if err != nil {
 		return Files{}, err
 	}
-	if r.Image != nil { // not within change, because fetching the image may take long
-		if err := p.o.Images.Ensure(ctx, *r.Image); err != nil {
-			return Files{}, err
-		}
-		if files.Base, err = p.o.Images.Open(*r.Image); err != nil {
-			return Files{}, err
-		}
-		files.BaseFormat = r.Image.Format
+	if files.Base, files.BaseFormat, err = p.openBase(ctx, r); err != nil {
+		return Files{}, err
 	}
 	err = p.change(ctx, func() error {
 		r, err := p.read(id)
@@ -84,6 +78,9 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 		}
 		if files.Content, err = p.waitLocked(ctx, r.fileName(id)); err != nil {
 			return p.elsewhere(missing(err), r)
+		}
+		if err := p.leaveStandbyByte(files.Content); err != nil {
+			return err
 		}
 		files.Format, files.Size, files.Encrypted = r.Format, r.Size, r.Encrypted
 		flushed := min(r.Flushed, a.Generation-1)
@@ -102,6 +99,19 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 		return Files{}, err
 	}
 	return files, nil
+}
+
+// openBase opens the image of a volume, and fetches it first if the host does not have it. It returns nil if the volume
+// has no image. Fetching may take long, so the caller must not have locked the pool.
+func (p *Pool) openBase(ctx context.Context, r record) (*os.File, qcow2.Format, error) {
+	if r.Image == nil {
+		return nil, "", nil
+	}
+	if err := p.o.Images.Ensure(ctx, *r.Image); err != nil {
+		return nil, "", err
+	}
+	f, err := p.o.Images.Open(*r.Image)
+	return f, r.Image.Format, err
 }
 
 // waitLocked is like openLocked, but waits up to closeTimeout for the process that has the file open.

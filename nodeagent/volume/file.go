@@ -58,14 +58,19 @@ func (p *Pool) openFileOnce(name string, flags uint64) (*os.File, error) {
 	return f, nil
 }
 
-// lockedByte is the offset of the byte of a volume's file that is locked while a process has the file open. QEMU itself
-// locks only bytes from offset 100 on.
-const lockedByte = 0
+// lockedBytes is the number of bytes at the beginning of a volume's file with which processes lock the file. A process
+// that has the file open for a VM has locked one of these bytes. During a migration of the VM, the QEMU processes of both
+// hosts have the file open, and each has locked one byte. Everybody else locks all bytes, which succeeds only if no
+// process has the file open. QEMU itself locks only bytes from offset 100 on.
+const lockedBytes = 2
 
 // setLock sets the lock of f to F_WRLCK or F_UNLCK. The lock belongs to the open file description, and ends when its
 // last duplicate is closed. The error wraps ErrInUse if another open file description has the lock.
-func setLock(f *os.File, kind int16) error {
-	lock := unix.Flock_t{Type: kind, Whence: 0, Start: lockedByte, Len: 1}
+func setLock(f *os.File, kind int16) error { return setLockOf(f, kind, 0, lockedBytes) }
+
+// setLockOf is like setLock for n bytes at the offset start.
+func setLockOf(f *os.File, kind int16, start, n int64) error {
+	lock := unix.Flock_t{Type: kind, Whence: 0, Start: start, Len: n}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		return ErrInUse

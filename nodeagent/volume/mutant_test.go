@@ -42,6 +42,13 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FenceWithoutBlock, TestFenceOfOlderRecord)
 	mutanttest.Notices(t, mutant.FenceLaterUse, TestFenceBlocksRecordedClients, "an old request to fence")
 	mutanttest.Notices(t, mutant.FenceLateClients, TestFenceBlocksRecordedClients, "would not be blocked")
+	mutanttest.Notices(t, mutant.StandbyWithoutLock, TestMigrationOfSharedVolume, "three processes have the volume open")
+	mutanttest.Notices(t, mutant.StandbyOfOtherVM, TestMigrationOfSharedVolume, "another VM gets the volume")
+	mutanttest.Notices(t, mutant.StandbyOfOtherVM, TestMigrationOfRBDVolume, "another VM gets the volume")
+	mutanttest.Notices(t, mutant.ActivateStale, TestSourceTakesVolumeBack, "two hosts may write to the volume")
+	mutanttest.Notices(t, mutant.ActivateStale, TestSourceTakesRBDVolumeBack, "two hosts may write to the volume")
+	mutanttest.Notices(t, mutant.TakeBackUnproven, TestSourceTakesVolumeBack, "the target may write to the volume")
+	mutanttest.Notices(t, mutant.TakeBackUnproven, TestSourceTakesRBDVolumeBack, "the target may write to the volume")
 	mutanttest.Notices(t, mutant.OverwriteRecord, TestRecordChangesDuringOpen, "two hosts have the volume open")
 	for _, name := range []string{
 		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,

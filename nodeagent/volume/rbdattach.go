@@ -44,22 +44,21 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 		return Files{}, fmt.Errorf("%w: the content of attachment %d is not complete yet", ErrInUse, last)
 	}
 	if !mutant.On(mutant.OpenVolumeTwice) {
-		if _, err := p.closed(ctx, id); err != nil {
+		if _, err := p.closed(ctx, id, nil); err != nil {
 			return Files{}, err
 		}
 	}
 	if a.Generation > last {
-		r.Clients = nil
+		r.Clients, r.Former = nil, nil
 	}
+	r.Standby = nil
 	r.Attachment, r.Flushed = a, min(r.Flushed, a.Generation-1)
 	if !mutant.On(mutant.OpenBeforeRecord) {
 		if _, err := p.write(ctx, id, text, r); err != nil {
 			return Files{}, err
 		}
 	}
-	return Files{Size: r.Size, Encrypted: r.Encrypted, RBD: &RBDImage{
-		Monitors: p.o.Monitors, Pool: p.o.Pool, Image: p.imageOf(id), User: p.o.User, Key: p.o.Key,
-	}}, nil
+	return p.files(id, r), nil
 }
 
 // Confirm checks that the attachment a, for which a process has just opened the image of a volume, has not ended. The
@@ -101,9 +100,9 @@ func (p *RBDPool) confirm(ctx context.Context, id string, a Attachment) error {
 	return err
 }
 
-// closed waits for at most closeTimeout until no client has the image of a volume open. If clients still have the image
-// open, closed returns their addresses and an error that wraps ErrInUse.
-func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err error) {
+// closed waits for at most closeTimeout until no client has the image of a volume open, apart from those in the parameter
+// ignored. If other clients still have the image open, closed returns their addresses and an error that wraps ErrInUse.
+func (p *RBDPool) closed(ctx context.Context, id string, ignored []string) (clients []string, err error) {
 	waiting, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 	for {
@@ -111,7 +110,7 @@ func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err 
 		if err != nil {
 			return nil, err
 		}
-		clients := i.GetClients()
+		clients := without(i.GetClients(), ignored)
 		if len(clients) == 0 {
 			return nil, nil
 		}
@@ -125,7 +124,8 @@ func (p *RBDPool) closed(ctx context.Context, id string) (clients []string, err 
 // open must have ended or have closed the image. For a while, the Ceph cluster still lists a killed process as a client
 // of the image. Release makes the cluster refuse all requests of such a client, so that none of its writes takes effect
 // later. The error wraps [ErrStale] if the volume was opened for a later attachment. A volume that does not exist is no
-// error. A second call does nothing.
+// error. A second call does nothing. The process of a migration's target, which has not activated the volume, may have the
+// image open.
 func (p *RBDPool) Release(ctx context.Context, id string, a Attachment) error {
 	return p.changeRecord(ctx, "release", id, func(r record, text []byte) error { return p.release(ctx, id, a, r, text) })
 }
@@ -138,7 +138,7 @@ func (p *RBDPool) release(ctx context.Context, id string, a Attachment, r record
 		return err
 	}
 	if !mutant.On(mutant.FlushOpenVolume) {
-		clients, err := p.closed(ctx, id)
+		clients, err := p.closed(ctx, id, r.standbyClients())
 		if errors.Is(err, ErrInUse) {
 			request := &rbdv1.BlockClientsRequest{Clients: clients, Seconds: blockSeconds}
 			_, err = p.o.Client.BlockClients(ctx, request)
@@ -169,7 +169,7 @@ func (p *RBDPool) detach(ctx context.Context, id string, generation uint64, r re
 		return fmt.Errorf("%w: generation %d is older than %d", ErrStale, generation, r.Attachment.Generation)
 	}
 	if r.Flushed < r.Attachment.Generation && !mutant.On(mutant.FlushOpenVolume) {
-		if _, err := p.closed(ctx, id); err != nil {
+		if _, err := p.closed(ctx, id, nil); err != nil {
 			return err
 		}
 	}

@@ -219,7 +219,7 @@ func (p *RBDPool) delete(ctx context.Context, id string, r record, text []byte) 
 	}
 	if r.State == ready {
 		// ErrRefused means that the image is missing.
-		if _, err := p.closed(ctx, id); err != nil && !errors.Is(err, ErrRefused) {
+		if _, err := p.closed(ctx, id, nil); err != nil && !errors.Is(err, ErrRefused) {
 			return err
 		}
 	}

@@ -111,7 +111,7 @@ func (p *RBDPool) adopt(ctx context.Context, v Volume) error {
 func (p *RBDPool) abandon(ctx context.Context, id string, r record, text []byte) error {
 	if r.Flushed < r.Attachment.Generation {
 		// ErrRefused means that the image is missing.
-		if _, err := p.closed(ctx, id); err != nil && !errors.Is(err, ErrRefused) {
+		if _, err := p.closed(ctx, id, nil); err != nil && !errors.Is(err, ErrRefused) {
 			return err
 		}
 		if len(r.Clients) > 0 {

@@ -65,13 +65,13 @@ func (p *RBDPool) fence(ctx context.Context, id string, generation uint64) error
 	// The record with the clients is written before they are blocked. After this write, Confirm refuses every process
 	// that has not been confirmed. If another host has fenced the volume and a later attachment has begun since the
 	// record was read, the write fails, so that the process of the later attachment is not blocked.
-	clients := slices.Clone(r.Clients)
+	clients := slices.Concat(r.Clients, r.Former, r.standbyClients())
 	for _, c := range i.GetClients() {
 		if !slices.Contains(clients, c) {
 			clients = append(clients, c)
 		}
 	}
-	r.Clients = clients
+	r.Clients, r.Former, r.Standby = clients, nil, nil
 	if !mutant.On(mutant.FenceLateClients) {
 		r.Detached = max(r.Detached, generation)
 	}

@@ -68,6 +68,10 @@ type record struct {
 	// Clients are the addresses of the processes that had the RBD image open at the last attachment, as
 	// RbdService.GetImage returns them: the newest maxClients. Records of older agents do not have them.
 	Clients []string `json:"clients,omitempty"`
+	// Standby is the attachment of the target of a migration to which the source has not handed an RBD volume over, or
+	// nil. Former are the addresses of the process of the source, after the target has activated the volume.
+	Standby *standby `json:"standby,omitempty"`
+	Former  []string `json:"former,omitempty"`
 	// Flattened means that the volume was made from an image, and that it is independent of the image. Image is then
 	// nil.
 	Flattened bool `json:"flattened,omitempty"`
@@ -87,11 +91,13 @@ const (
 	// recordVersion2 is the version of the record of an RBD volume that has Snapshots, Source or Header. An agent that
 	// does not know these fields would remove them.
 	recordVersion2 = 2
+	// recordVersion3 is the version of the record of an RBD volume that has Standby or Former.
+	recordVersion3 = 3
 )
 
 // checkVersion returns an error if this agent does not know the version of the record.
 func (r *record) checkVersion() error {
-	if r.Version != recordVersion && r.Version != recordVersion2 {
+	if r.Version != recordVersion && r.Version != recordVersion2 && r.Version != recordVersion3 {
 		return fmt.Errorf("read record: version %d is unknown to this agent", r.Version)
 	}
 	return nil

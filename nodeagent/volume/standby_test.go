@@ -1,0 +1,190 @@
+package volume
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMigrationOfSharedVolume opens a volume on two hosts of a shared pool, as in a migration of a VM. No other host, and
+// no other VM, gets the volume meanwhile.
+func TestMigrationOfSharedVolume(t *testing.T) {
+	ctx, dir := t.Context(), t.TempDir()
+	a, b, c := newHost(t, dir, true), newHost(t, dir, true), newHost(t, dir, true)
+	a.make(Volume{ID: id(1), Size: mib})
+	at := func(generation uint64) Attachment { return Attachment{"vm-x", generation} }
+	source, err := a.Open(ctx, id(1), at(3))
+	require.NoError(t, err)
+
+	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-y", 4})
+	require.ErrorIs(t, err, ErrStale, "another VM gets the volume")
+	_, err = b.OpenStandby(ctx, id(1), at(3))
+	require.ErrorIs(t, err, ErrStale)
+	target, err := b.OpenStandby(ctx, id(1), at(4))
+	require.NoError(t, err)
+	_, err = c.OpenStandby(ctx, id(1), at(5))
+	require.ErrorIs(t, err, ErrInUse, "three processes have the volume open")
+	third := func(generation uint64) {
+		t.Helper()
+		_, err := c.Open(ctx, id(1), at(generation))
+		require.ErrorIs(t, err, ErrInUse, "a third host may write to the volume")
+		require.ErrorIs(t, c.Detach(ctx, id(1), generation), ErrInUse)
+		require.ErrorIs(t, c.Delete(ctx, id(1)), ErrInUse)
+	}
+	third(6)
+
+	require.NoError(t, b.Activate(ctx, id(1), at(4)))
+	require.NoError(t, b.Activate(ctx, id(1), at(4)), "a repeated call")
+	require.Equal(t, at(4), a.list().Volumes[0].Attachment)
+	require.ErrorIs(t, a.Release(ctx, id(1), at(3)), ErrStale)
+	third(6)
+	source.Close()
+	third(6)
+	_, err = a.Open(ctx, id(1), at(3))
+	require.ErrorIs(t, err, ErrStale, "the source opens the volume again")
+
+	back, err := a.OpenStandby(ctx, id(1), at(5))
+	require.NoError(t, err)
+	target.Close()
+	third(6)
+	require.NoError(t, a.Activate(ctx, id(1), at(5)))
+	back.Close()
+	require.NoError(t, a.Release(ctx, id(1), at(5)))
+	files, err := c.Open(ctx, id(1), Attachment{"vm-y", 6})
+	require.NoError(t, err)
+	files.Close()
+	own := newHost(t, t.TempDir(), false)
+	own.make(Volume{ID: id(1), Size: mib})
+	_, err = own.OpenStandby(ctx, id(1), at(1))
+	require.ErrorIs(t, err, ErrRefused, "no other host uses the pool")
+}
+
+// TestSourceTakesVolumeBack undoes a migration. The source does not get the volume back before the process of the target
+// has closed it. Then the target cannot activate the volume any more.
+func TestSourceTakesVolumeBack(t *testing.T) {
+	ctx := t.Context()
+	a, b := twoHosts(t)
+	a.make(Volume{ID: id(1), Size: mib})
+	at := func(generation uint64) Attachment { return Attachment{"vm-x", generation} }
+	source, err := a.Open(ctx, id(1), at(1))
+	require.NoError(t, err)
+	defer source.Close()
+	for _, activated := range []bool{false, true} {
+		before := a.list().Volumes[0].Attachment.Generation
+		target, err := b.OpenStandby(ctx, id(1), at(before+1))
+		require.NoError(t, err)
+		if activated {
+			require.NoError(t, b.Activate(ctx, id(1), at(before+1)))
+		}
+		err = a.TakeBack(ctx, id(1), at(before+2))
+		require.ErrorIs(t, err, ErrElsewhere, "the target may write to the volume")
+		target.Close()
+		require.NoError(t, a.TakeBack(ctx, id(1), at(before+2)))
+		require.NoError(t, a.TakeBack(ctx, id(1), at(before+2)), "a repeated call")
+		require.ErrorIs(t, b.Activate(ctx, id(1), at(before+1)), ErrStale, "two hosts may write to the volume")
+		require.Equal(t, at(before+2), b.list().Volumes[0].Attachment)
+		_, err = b.Open(ctx, id(1), Attachment{"vm-y", before + 3})
+		require.ErrorIs(t, err, ErrElsewhere)
+	}
+}
+
+// rbdMigration is a fake cluster with two hosts. The process of the source, with the address src, has the volume open at
+// generation 1. The process of the target, with the address dst, has opened it for generation 2.
+func rbdMigration(t *testing.T) (cluster *fakeRBD, a, b *RBDPool) {
+	ctx := t.Context()
+	cluster = &fakeRBD{}
+	a = NewRBDPool(RBDOptions{Client: cluster, Pool: "pool", User: "user", Key: "key"})
+	b = NewRBDPool(RBDOptions{Client: cluster, Pool: "pool", User: "user", Key: "key"})
+	require.NoError(t, a.Create(ctx, Volume{ID: id(1), Size: 64 * mib}))
+	_, err := a.Open(ctx, id(1), Attachment{"vm-x", 1})
+	require.NoError(t, err)
+	cluster.clients = []string{"src"}
+	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 2})
+	require.ErrorIs(t, err, ErrInUse, "the address of the source is not recorded")
+	require.NoError(t, a.Confirm(ctx, id(1), Attachment{"vm-x", 1}))
+	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-y", 2})
+	require.ErrorIs(t, err, ErrStale, "another VM gets the volume")
+	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 2})
+	require.NoError(t, err)
+	cluster.clients = append(cluster.clients, "dst")
+	require.NoError(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 2}))
+	return cluster, a, b
+}
+
+// TestMigrationOfRBDVolume migrates a VM with an RBD volume. Nobody is blocked, and the source cannot open the volume
+// again.
+func TestMigrationOfRBDVolume(t *testing.T) {
+	ctx := t.Context()
+	cluster, a, b := rbdMigration(t)
+	require.ErrorIs(t, a.Detach(ctx, id(1), 1), ErrInUse)
+	require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}))
+	require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}), "a repeated call")
+	require.NoError(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 2}), "a repeated call")
+	_, err := a.Open(ctx, id(1), Attachment{"vm-x", 1})
+	require.ErrorIs(t, err, ErrStale)
+	require.ErrorIs(t, a.Release(ctx, id(1), Attachment{"vm-x", 1}), ErrStale)
+	_, err = a.Open(ctx, id(1), Attachment{"vm-y", 3})
+	require.ErrorIs(t, err, ErrInUse, "two hosts may write to the volume")
+	require.Empty(t, cluster.blocked)
+	cluster.clients = nil
+	require.NoError(t, b.Release(ctx, id(1), Attachment{"vm-x", 2}))
+	_, err = a.Open(ctx, id(1), Attachment{"vm-y", 3})
+	require.NoError(t, err)
+}
+
+// TestReleaseDuringRBDMigration ends the process of the source before the target has activated the volume. The release
+// at the source must not block the process of the target.
+func TestReleaseDuringRBDMigration(t *testing.T) {
+	ctx := t.Context()
+	cluster, a, b := rbdMigration(t)
+	cluster.clients = []string{"dst"}
+	require.NoError(t, a.Release(ctx, id(1), Attachment{"vm-x", 1}))
+	require.Empty(t, cluster.blocked)
+	require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}))
+}
+
+// TestSourceTakesRBDVolumeBack undoes a migration of a VM with an RBD volume, before and after the target has activated
+// the volume. The cluster must refuse the requests of the target's process, and only these.
+func TestSourceTakesRBDVolumeBack(t *testing.T) {
+	ctx := t.Context()
+	for _, activated := range []bool{false, true} {
+		cluster, a, b := rbdMigration(t)
+		if activated {
+			require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}))
+		}
+		cluster.clients = []string{"src"} // The cluster has forgotten the target's process, which may still write.
+		require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1))
+		require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1), "a repeated call")
+		require.Equal(t, []string{"dst"}, cluster.blocked, "the target may write to the volume")
+		require.ErrorIs(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}), ErrStale, "two hosts may write to the volume")
+		require.ErrorIs(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 2}), ErrStale)
+
+		// A target that did not end blocks the next one only until the cluster refuses its requests.
+		_, err := b.OpenStandby(ctx, id(1), Attachment{"vm-x", 4})
+		require.NoError(t, err)
+		cluster.clients = append(cluster.clients, "dst2")
+		require.NoError(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 4}))
+		_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 5})
+		require.NoError(t, err)
+		require.Equal(t, []string{"dst", "dst2"}, cluster.blocked)
+	}
+}
+
+// TestFenceDuringRBDMigration fences a volume of a VM whose hosts are both lost. The cluster must refuse the requests of
+// both processes.
+func TestFenceDuringRBDMigration(t *testing.T) {
+	ctx := t.Context()
+	for _, activated := range []bool{false, true} {
+		cluster, _, b := rbdMigration(t)
+		if activated {
+			require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}))
+		}
+		cluster.clients = nil
+		require.NoError(t, b.EndMigrated(ctx, id(1), 4))
+		require.ElementsMatch(t, []string{"src", "dst"}, cluster.blocked)
+		require.ErrorIs(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}), ErrStale)
+		_, err := b.Open(ctx, id(1), Attachment{"vm-x", 4})
+		require.NoError(t, err)
+		require.NoError(t, b.EndMigrated(ctx, id(1), 4), "the present attachment")
+	}
+}
