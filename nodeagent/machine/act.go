@@ -106,7 +106,7 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		return v.write(v.record.withCountersOf(v.set.o.Cluster(), want))
 	case PlugNIC, UnplugNIC:
 		return v.changeNIC(ctx, a, p.NIC, want)
-	case PlugDisk, UnplugDisk, ResizeDisk, FlattenDisk:
+	case PlugDisk, UnplugDisk, ResizeDisk, FlattenDisk, TakeBackDisk:
 		return v.changeDisk(ctx, a, p.Disk, want)
 	case Destroy:
 		return v.destroy(ctx)

@@ -70,6 +70,7 @@ type lab struct {
 	taps      Taps              // nil if the host has no network; changed only while no agent runs
 
 	pool        string           // directory of the storage pool "local"; changed only before an agent uses it
+	shared      string           // directory of the shared pool "shared", or "" if there is none; changed only while no agent runs
 	storage     *storage.Storage // the host's volumes
 	stopStorage func()
 	dedicated   []int  // dedicated CPUs of the host; changed only while no agent runs
@@ -164,10 +165,16 @@ func (l *lab) stop() {
 
 // startStorage opens the storage pool of the host and keeps its volumes as assigned.
 func (l *lab) startStorage(format func(context.Context, string, uint64, []byte) (*os.File, error)) {
+	pools := []volume.Options{{
+		Name: "local", Path: l.pool, State: filepath.Join(l.dir, "local.json"), Images: l.images, Format: format,
+	}}
+	if l.shared != "" {
+		pools = append(pools, volume.Options{
+			Name: "shared", Path: l.shared, Shared: true, Host: filepath.Base(l.dir), State: filepath.Join(l.dir, "shared.json"), Images: l.images,
+		})
+	}
 	l.storage = storage.New(l.Context(), storage.Options{
-		Pools: []volume.Options{{
-			Name: "local", Path: l.pool, State: filepath.Join(l.dir, "local.json"), Images: l.images, Format: format,
-		}},
+		Pools:  pools,
 		RBD:    rbd.Options{Program: l.rbdHelper, UID: 65534, GID: 65534, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil))},
 		Images: l.images,
 		Report: l.reportVolume, Forget: func(cloud.VolumeID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),

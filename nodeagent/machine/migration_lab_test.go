@@ -32,18 +32,25 @@ type move struct {
 	generation     uint64
 	attempt        uint64
 	names          map[*lab]string // IDs of the hosts
+	volume         *movedVolume    // the VM's root disk, or nil if it is not a volume
 }
 
 // newMove starts a guest with two disks at the host source.
-func newMove(t *testing.T) *move {
+func newMove(t *testing.T) *move { return newMoveOf(t, nil) }
+
+// newMoveOf is like newMove. If v is not nil, the guest's root disk is the volume v.
+func newMoveOf(t *testing.T, v *movedVolume) *move {
 	t.Helper()
-	m := &move{T: t, source: newLab(t), target: newLab(t), attempt: 7}
+	m := &move{T: t, source: newLab(t), target: newLab(t), attempt: 7, volume: v}
 	m.names = map[*lab]string{m.source: "source", m.target: "target"}
 	authority, err := mtls.NewAuthority("11", make([]byte, ed25519.SeedSize))
 	require.NoError(t, err)
 	for name, l := range map[string]*lab{"source": m.source, "target": m.target} {
 		l.stop()
 		l.migration = migrationOptions(t, authority, name)
+		if v != nil {
+			l.shared, l.rbdHelper = v.directory, v.helper
+		}
 		l.start()
 		l.SetGuarded(true)
 	}
@@ -52,7 +59,11 @@ func newMove(t *testing.T) *move {
 		Cache: vmv1.DiskCache_DISK_CACHE_NONE})
 	m.vm = on(vm)
 	m.generation = m.vm.Generation
-	m.source.assign(m.vm)
+	if v != nil {
+		m.attachRoot()
+		m.assignVolume(m.source)
+	}
+	m.source.assign(m.withVolume(m.vm, m.source))
 	m.source.sees(m.vm, cloud.ObservedRunning)
 	m.source.says(m.vm.VmId, "GUEST UP", 1)
 	m.writes(m.source)
@@ -75,7 +86,11 @@ func migrationOptions(t *testing.T, authority *mtls.Authority, node string) *Mig
 
 // assigned returns the assignment of a host with this role in the current phase.
 func (m *move) assigned(role agentv1.MigrationRole) *agentv1.AssignedVm {
-	w := with(m.vm, func(*agentv1.AssignedVm) {})
+	host := m.source
+	if role == agentv1.MigrationRole_MIGRATION_ROLE_TARGET {
+		host = m.target
+	}
+	w := with(m.withVolume(m.vm, host), func(*agentv1.AssignedVm) {})
 	w.Generation = m.generation
 	w.Migration = &agentv1.AssignedMigration{Attempt: m.attempt, Role: role, Phase: m.phase, PeerNodeId: m.names[m.target], PeerAddress: m.address,
 		MaxBytesPerSecond: m.rate}
@@ -106,6 +121,15 @@ func (m *move) enterAt(l *lab, phase agentv1.MigrationPhase) {
 	if l == m.target {
 		role = agentv1.MigrationRole_MIGRATION_ROLE_TARGET
 	}
+	switch phase {
+	case switchover:
+		m.setHosts(m.target, m.source)
+	case rollback:
+		m.setHosts(m.source, nil)
+	default:
+		m.setHosts(m.source, m.target)
+	}
+	m.assignVolume(l)
 	l.assign(m.assigned(role))
 }
 
@@ -139,7 +163,10 @@ func (m *move) atSwitchover() {
 func (m *move) settled() {
 	m.Helper()
 	m.generation++
-	only := with(m.vm, func(*agentv1.AssignedVm) {})
+	m.setHosts(m.target, nil)
+	m.assignVolume(m.target)
+	m.assignVolume(m.source)
+	only := with(m.withVolume(m.vm, m.target), func(*agentv1.AssignedVm) {})
 	only.Generation = m.generation
 	m.target.assign(only)
 	o := m.target.sees(only, cloud.ObservedRunning)
@@ -154,7 +181,10 @@ func (m *move) settled() {
 func (m *move) aborted() {
 	m.Helper()
 	m.generation++
-	only := with(m.vm, func(*agentv1.AssignedVm) {})
+	m.setHosts(m.source, nil)
+	m.assignVolume(m.target)
+	m.assignVolume(m.source)
+	only := with(m.withVolume(m.vm, m.source), func(*agentv1.AssignedVm) {})
 	only.Generation = m.generation
 	m.source.assign(only)
 	m.target.assign(destroyed(only))
@@ -232,6 +262,7 @@ func (m *move) restart(l *lab) {
 	l.stop()
 	l.start()
 	l.SetGuarded(true)
+	m.assignVolume(l)
 	role := agentv1.MigrationRole_MIGRATION_ROLE_SOURCE
 	if l == m.target {
 		role = agentv1.MigrationRole_MIGRATION_ROLE_TARGET

@@ -61,7 +61,7 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		v.transfer = transfer{attempt: attempt}
 	}
 	t := &v.transfer
-	out := Transfer{Failure: t.failure, Held: v.process.Migrating(), Disks: len(v.process.Record().Spec.Disks)}
+	out := Transfer{Failure: t.failure, Held: v.process.Migrating(), Disks: len(v.process.Record().Spec.CopiedDisks())}
 	if s, running, err := tunnel.Find(v.home.Migration()); err == nil && running && s.Attempt == t.attempt {
 		out.Tunnel, t.address = true, s.Address
 	}
@@ -185,7 +185,7 @@ func (v *VM) actMigration(ctx context.Context, p Plan, want *agentv1.AssignedVm)
 		r.Migration.Cancelled, r.Migration.Error = r.Migration.Outgoing, p.Reason
 		return v.write(r)
 	case EndTransfer:
-		return v.endTransfer(ctx)
+		return v.endTransfer(ctx, want)
 	case Receive:
 		return v.receive(ctx, want)
 	case Arrive:

@@ -48,8 +48,8 @@ func (v *VM) sendState(ctx context.Context, rate uint64) error {
 }
 
 // endTransfer removes all parts of a cancelled migration from the host and from QEMU, and resumes the guest if the
-// migration has stopped it.
-func (v *VM) endTransfer(ctx context.Context) error {
+// migration has stopped it. After a rollback, the volumes are taken back before.
+func (v *VM) endTransfer(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err := tunnel.Stop(v.home.Migration()); err != nil { // closes the streams
 		return err
 	}
@@ -58,6 +58,13 @@ func (v *VM) endTransfer(ctx context.Context) error {
 	}
 	if !v.process.Migrating() {
 		return nil
+	}
+	for _, d := range v.process.Record().Spec.Disks {
+		if at, err := findVolume(want, d.ID); err == nil && takesBack(want.GetDisks()[at].GetVolume(), d) {
+			if err := v.takeBackDisk(ctx, d.ID, want); err != nil {
+				return err
+			}
+		}
 	}
 	if err := v.process.ResumeMigrated(ctx); err != nil {
 		return err

@@ -9,12 +9,13 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
+	"github.com/trivet-cloud/trivet/nodeagent/volume"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// receive records that the host is the target of the attempt, launches QEMU, and starts the tunnel. If a tap cannot be
-// opened or the record cannot be written, receive returns the error, and the action is tried again. Any other failure
+// receive records that the host is the target of the attempt, launches QEMU, and starts the tunnel. If a tap or a volume
+// cannot be opened or the record cannot be written, receive returns the error, and the action is tried again. Any other failure
 // ends the attempt: receive or the next plan records it.
 func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
 	r := v.record
@@ -23,6 +24,15 @@ func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err != nil {
 		return v.recordFailure(ctx, want, brief(err))
 	}
+	volumes, err := v.openStandby(ctx, want, spec)
+	if errors.Is(err, volume.ErrRefused) || errors.Is(err, volume.ErrStale) {
+		return v.recordFailure(ctx, want, brief(err))
+	}
+	if err != nil {
+		v.set.counts.launchFailures.Add(1)
+		return err
+	}
+	defer volumes.close()
 	taps, err := v.openTaps(ctx, spec.NICs)
 	if err != nil {
 		v.set.counts.launchFailures.Add(1)
@@ -37,10 +47,13 @@ func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
 	}
 	ctx, cancel := launchContext(ctx)
 	defer cancel()
-	process, err := v.launch(ctx, want, spec, taps, openVolumes{}, v.set.o.QEMU.LaunchIncoming)
+	process, err := v.launch(ctx, want, spec, taps, volumes, v.set.o.QEMU.LaunchIncoming)
 	if err == nil {
 		v.attach(process)
 		v.transfer = transfer{attempt: m.GetAttempt()}
+		err = v.confirmStandby(ctx, want)
+	}
+	if err == nil {
 		err = v.prepareIncoming(ctx, m)
 	}
 	if err == nil {
@@ -81,9 +94,12 @@ func (v *VM) incomingSpec(want *agentv1.AssignedVm) (qemu.Spec, error) {
 	}
 	for _, d := range own.Disks {
 		same := func(other qemu.Disk) bool {
-			return other.ID == d.ID && other.Bus == d.Bus && other.Base == d.Base && other.Volume == d.Volume && other.RBD == nil && !other.Encrypted
+			if d.Volume != "" { // openStandby compares the rest.
+				return other.ID == d.ID && other.Bus == d.Bus && other.Volume == d.Volume
+			}
+			return other.ID == d.ID && other.Bus == d.Bus && other.Base == d.Base && other.Volume == "" && other.RBD == nil && !other.Encrypted
 		}
-		if d.Volume != "" || !slices.ContainsFunc(s.Disks, same) {
+		if !slices.ContainsFunc(s.Disks, same) {
 			return qemu.Spec{}, fmt.Errorf("disk %s cannot be moved to this host", d.ID)
 		}
 	}
@@ -130,14 +146,14 @@ func (v *VM) prepareIncoming(ctx context.Context, m *agentv1.AssignedMigration) 
 		Role: tunnel.Target, VM: string(v.id), Attempt: m.GetAttempt(), Peer: m.GetPeerNodeId(), Identity: identity,
 		Dir: v.home.Migration(), Address: address, FirstPort: o.FirstPort, LastPort: o.LastPort,
 	}
-	for _, d := range v.process.Record().Spec.Disks {
+	for _, d := range v.process.Record().Spec.CopiedDisks() {
 		c.Disks = append(c.Disks, d.ID)
 	}
 	_, err = tunnel.Start(ctx, o.Command, c, tunnelEnd, pidfd)
 	return err
 }
 
-// arrive records that the guest runs at this host, and starts its CPUs. It sets the counters of executed starts,
+// arrive records that the guest runs at this host, activates its volumes, and starts its CPUs. It sets the counters of executed starts,
 // reboots and resets to those of the assignment: the source has executed these requests.
 func (v *VM) arrive(ctx context.Context, want *agentv1.AssignedVm) error {
 	r := v.record
@@ -151,6 +167,9 @@ func (v *VM) arrive(ctx context.Context, want *agentv1.AssignedVm) error {
 		if err := v.write(r); err != nil {
 			return err
 		}
+	}
+	if err := v.activateVolumes(ctx, want); err != nil {
+		return err
 	}
 	if err := v.process.ResumeMigrated(ctx); err != nil {
 		return err

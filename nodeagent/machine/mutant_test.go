@@ -26,4 +26,5 @@ func TestMutants(t *testing.T) {
 	}
 	mutant.Set("")
 	mutanttest.Notices(t, mutant.TwoConsoleWriters, TestOneConsoleWriter)
+	mutanttest.Notices(t, mutant.RunUnactivated, TestMigrationOfSharedVolume, "the target runs the guest without its attachment")
 }

@@ -53,7 +53,7 @@ type Observation struct {
 	NICs    []qemu.AttachedNIC
 	LastNIC string
 	// Volumes are the disks of the process that are volumes. LastDisk is the id of the disk of the last PlugDisk,
-	// UnplugDisk, ResizeDisk or FlattenDisk.
+	// UnplugDisk, ResizeDisk, FlattenDisk or TakeBackDisk.
 	Volumes  []qemu.AttachedDisk
 	LastDisk string
 	// Transfer is the state of a migration from or to the host.
@@ -94,6 +94,7 @@ const (
 	UnplugDisk                  // detach a volume from the running guest
 	ResizeDisk                  // grow a volume of the guest
 	FlattenDisk                 // start, cancel or complete QEMU's copy of a volume's image into the volume
+	TakeBackDisk                // get a volume of the running guest back after a migration has failed
 	RecordLeaseRule             // write to the record whether the VM must be off after the host's lease has ended
 	Destroy                     // end the VM's processes and remove its files
 	BeginTransfer               // record that the source begins a migration, then copy the disks to the target
@@ -111,7 +112,7 @@ const (
 func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "attach network interface",
-		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "record lease rule", "destroy",
+		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "take back disk", "record lease rule", "destroy",
 		"begin transfer", "send state", "complete disks", "hand over", "cancel transfer", "end transfer", "receive guest", "continue guest", "record failure",
 		"end migration"}[a]
 }
@@ -136,7 +137,7 @@ const (
 type Plan struct {
 	Action   Action
 	NIC      string // id of the network interface that PlugNIC attaches or UnplugNIC detaches
-	Disk     string // id of the disk of PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
+	Disk     string // id of the disk of PlugDisk, UnplugDisk, ResizeDisk, FlattenDisk or TakeBackDisk
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string

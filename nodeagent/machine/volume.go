@@ -26,6 +26,11 @@ type Volumes interface {
 	// Confirm is called after a process has opened the RBD image of a volume, and before the guest can write to it. The
 	// error wraps volume.ErrStale if the attachment has ended meanwhile. The guest must then not get the image.
 	Confirm(ctx context.Context, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
+	// OpenStandby, ConfirmStandby, Activate and TakeBack are the steps of a migration of the VM. See package storage.
+	OpenStandby(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error)
+	ConfirmStandby(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) error
+	Activate(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) error
+	TakeBack(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume, from uint64) error
 	// Flattened is called when QEMU has copied all of the volume's image into the volume. QEMU still has the volume
 	// open for the VM. When Flattened returns nil, the volume is recorded as independent of its image.
 	Flattened(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error
@@ -149,6 +154,9 @@ func (v *VM) releaseVolumes(ctx context.Context, disks []qemu.Disk) error {
 	defer cancel()
 	var errs []error
 	for _, d := range disks {
+		if d.Standby { // The process has not written to the volume. The host of the VM releases it.
+			continue
+		}
 		err := v.set.o.Volumes.Release(ctx, d.Pool, cloud.VolumeID(d.Volume), v.id, d.Generation)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("disk %s: %w", d.ID, err))
@@ -177,7 +185,7 @@ func (v *VM) lastVolumes() (out []qemu.Disk, err error) {
 
 // diskChange is a change of the volumes of a guest.
 type diskChange struct {
-	action Action // PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
+	action Action // PlugDisk, UnplugDisk, ResizeDisk, FlattenDisk or TakeBackDisk
 	disk   string // id of the disk
 }
 
@@ -195,6 +203,9 @@ func diskChanges(want *agentv1.AssignedVm, have []qemu.AttachedDisk) []diskChang
 		}
 		w := want.GetDisks()[at]
 		switch {
+		case w.GetVolume().GetStandby() || h.Standby: // A migration of the VM decides which host has the volume.
+		case w.GetVolume().GetVolumeId() == h.Volume && takesBack(w.GetVolume(), h.Disk):
+			out = append(out, diskChange{TakeBackDisk, h.ID})
 		case !h.Present || w.GetVolume().GetVolumeId() != h.Volume || buses[w.GetBus()] != h.Bus ||
 			w.GetVolume().GetAttachmentGeneration() != h.Generation:
 			out = append(out, diskChange{UnplugDisk, h.ID})
@@ -230,7 +241,7 @@ func resizeOf(changes []diskChange) string {
 	return ""
 }
 
-// changeDisk executes PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk for a disk, and records a failure for
+// changeDisk executes PlugDisk, UnplugDisk, ResizeDisk, FlattenDisk or TakeBackDisk for a disk, and records a failure for
 // reportDisks.
 func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.AssignedVm) error {
 	v.lastDisk = id
@@ -244,6 +255,8 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 		err = v.resizeDisk(ctx, id, want)
 	case FlattenDisk:
 		return v.flattenDisk(ctx, id)
+	case TakeBackDisk:
+		return v.takeBackDisk(ctx, id, want)
 	}
 	if err == nil {
 		if a != UnplugDisk { // Keep the failure of a PlugDisk: both actions alternate until one succeeds.
@@ -336,7 +349,7 @@ func (v *VM) reportDisks(want *agentv1.AssignedVm) []cloud.DiskObservation {
 	}
 	pending := map[string]Action{}
 	for _, c := range diskChanges(want, v.volumes) {
-		if c.action != FlattenDisk { // FlattenProgress reports flattening.
+		if c.action != FlattenDisk && c.action != TakeBackDisk { // FlattenProgress reports flattening.
 			pending[c.disk] = c.action
 		}
 	}

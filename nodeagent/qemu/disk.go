@@ -55,6 +55,22 @@ type Disk struct {
 	Pool       string `json:"pool,omitempty"`
 	Volume     string `json:"volume,omitempty"`
 	Generation uint64 `json:"volume_generation,omitempty"`
+	// Standby means that the QEMU of a migration's target has the volume open, and has not written to it, because the
+	// attachment with Generation has not begun.
+	Standby bool `json:"standby,omitempty"`
+}
+
+// copied reports whether a migration copies the disk to the target. Both hosts can use a volume.
+func (d Disk) copied() bool { return d.Volume == "" }
+
+// CopiedDisks returns the disks that a migration copies to the target.
+func (s Spec) CopiedDisks() (out []Disk) {
+	for _, d := range s.Disks {
+		if d.copied() {
+			out = append(out, d)
+		}
+	}
+	return out
 }
 
 // maxLimit is the largest limit of a throttle group (util/throttle.c of QEMU).

@@ -348,6 +348,18 @@ func deleteNode(ctx context.Context, conn *qmp.Conn, name string) error {
 	}
 }
 
+// SetGeneration writes to the record that QEMU has the volume of a disk open for the attachment with this generation, and
+// that QEMU may write to the volume.
+func (p *Process) SetGeneration(disk string, generation uint64) error {
+	disks := slices.Clone(p.Record().Spec.Disks)
+	at := slices.IndexFunc(disks, func(d Disk) bool { return d.ID == disk })
+	if at < 0 {
+		return fmt.Errorf("the VM has no disk %s", disk)
+	}
+	disks[at].Generation, disks[at].Standby = generation, false
+	return p.writeDisks(disks)
+}
+
 // writeDisks replaces the disks in the record.
 func (p *Process) writeDisks(disks []Disk) error {
 	p.layout.Lock()

@@ -23,13 +23,13 @@ const (
 	migrationPoll = 20 * time.Millisecond
 )
 
-// BeginMirrors makes QEMU copy all disks to the target while the guest runs. A write of the guest is acknowledged only
+// BeginMirrors makes QEMU copy all disks that are not volumes to the target while the guest runs. A write of the guest is acknowledged only
 // after QEMU has also sent it to the target. The function dial opens a stream to the NBD server of the target for a
 // disk. The rate is in bytes per second; 0 means no limit.
 //
 // A base image is not copied, because the target has it. After an error, the caller must call CancelMigration.
 func (p *Process) BeginMirrors(ctx context.Context, rate uint64, dial func(ctx context.Context, disk string) (*os.File, error)) error {
-	for _, d := range p.Record().Spec.Disks {
+	for _, d := range p.Record().Spec.CopiedDisks() {
 		stream, err := dial(ctx, d.ID)
 		if err != nil {
 			return err
@@ -147,6 +147,10 @@ func (p *Process) endMirror(ctx context.Context, m Mirror, force bool) error {
 
 // removeMirrorNodes removes the target nodes of the copies. This closes their streams.
 func (p *Process) removeMirrorNodes(ctx context.Context) error {
+	disks := p.Record().Spec.CopiedDisks()
+	if len(disks) == 0 {
+		return nil
+	}
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		var nodes []struct {
 			Name string `json:"node-name"`
@@ -154,7 +158,7 @@ func (p *Process) removeMirrorNodes(ctx context.Context) error {
 		if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
 			return err
 		}
-		for _, d := range p.Record().Spec.Disks {
+		for _, d := range disks {
 			if !slices.ContainsFunc(nodes, func(n struct {
 				Name string `json:"node-name"`
 			}) bool {

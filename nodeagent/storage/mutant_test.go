@@ -16,5 +16,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.DetachUnconfirmed, TestVolumeIsNotDetachedWhileItIsOpened)
 	mutanttest.Notices(t, mutant.AcceptOldList, TestNewerAttachmentIsValid, "the older desired state detaches the volume")
 	mutanttest.Notices(t, mutant.DeleteStored, TestLifeOfVolume)
+	mutanttest.Notices(t, mutant.OpenStandbyVolume, TestVolumeOfMigration, "two hosts may write to the volume")
 	mutanttest.Notices(t, mutant.TwoInstants, TestVMStartsDuringSnapshots, "the snapshots are of two instants")
 }

@@ -69,6 +69,7 @@ type pool interface {
 	Release(ctx context.Context, id string, a volume.Attachment) error
 	Detach(ctx context.Context, id string, generation uint64) error
 	Flatten(ctx context.Context, id string, progress func(percent uint32)) error
+	sharedPool
 }
 
 // filePool adapts volume.Pool to the interface pool. It only adds the context parameter of Status.
@@ -114,7 +115,7 @@ func (s *Storage) step(ctx context.Context, want *agentv1.AssignedVolume, stored
 		return err // An error may be caused by the end of the context, so it is not reported.
 	}
 	status := s.observe(bounded, p, want, snapshots, err)
-	if err != nil || want.GetDeleted() || !want.GetFlatten() && !status.Clone {
+	if err != nil || want.GetDeleted() || want.GetStandby() || !want.GetFlatten() && !status.Clone {
 		return err
 	}
 	pending := func(o cloud.SnapshotObservation) bool { return o.State == cloud.SnapshotCopying }
@@ -179,6 +180,9 @@ func (s *Storage) apply(ctx context.Context, p pool, want *agentv1.AssignedVolum
 			return fmt.Errorf("delete volume %s: %w", id, volume.ErrInUse)
 		}
 		return p.Delete(ctx, id)
+	}
+	if want.GetStandby() { // The VM's host has the volume.
+		return nil
 	}
 	if want.GetSource() != nil {
 		if _, err := p.Status(ctx, id); errors.Is(err, volume.ErrNotFound) {
@@ -245,7 +249,8 @@ var errNotAttached = errors.New("the volume is not attached to the VM any more")
 // QEMU and closes the files. Only Run makes a volume that has the content of a snapshot.
 func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) (volume.Files, error) {
 	want = s.newest(want)
-	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk {
+	if want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk ||
+		want.GetStandby() && !mutant.On(mutant.OpenStandbyVolume) {
 		return volume.Files{}, fmt.Errorf("open volume %s: %w", want.GetVolumeId(), errNotAttached)
 	}
 	p, err := s.poolOf(want)
@@ -267,6 +272,11 @@ func (s *Storage) Open(ctx context.Context, vm cloud.VMID, disk string, want *ag
 		return volume.Files{}, err
 	}
 	a := volume.Attachment{VM: string(vm), Generation: want.GetAttachmentGeneration()}
+	if rbd, ok := p.(*volume.RBDPool); ok && want.GetMigrated() {
+		if err := rbd.EndMigrated(ctx, want.GetVolumeId(), a.Generation); err != nil {
+			return volume.Files{}, err
+		}
+	}
 	files, err := p.Open(ctx, want.GetVolumeId(), a)
 	files.Key = want.GetEncryptionKey()
 	if err == nil && files.RBD != nil {

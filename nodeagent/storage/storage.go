@@ -42,6 +42,11 @@
 //   - Hosts that share a pool have different volumes assigned. If another host has a volume open that is assigned to
 //     this host as detached, because the control plane has given up the other host, the error is reported and the
 //     detachment is tried again.
+//   - During a migration of a VM, two hosts have its volumes assigned. Only one of them is the VM's host. The other one
+//     has AssignedVolume.standby: it neither makes nor changes nor opens the volumes, except that the target opens them
+//     for a QEMU that does not write yet ([Storage.OpenStandby]). At the switchover, the target gets the volumes with a
+//     higher generation ([Storage.Activate]). If the migration is undone after that, the source gets them back with a
+//     still higher generation, after it has made sure that the target's QEMU cannot write ([Storage.TakeBack]).
 //   - A pool that cannot be opened, for example because its file system is not mounted, is opened again later. Until
 //     then its volumes are reported with the error, and the host does not report the pool.
 package storage
