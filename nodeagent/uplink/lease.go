@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 const (
@@ -105,6 +106,9 @@ func (l *Link) sendHeartbeat(ctx context.Context, node vmv1.NodeServiceClient, l
 	sent, sentAt := time.Now(), lease.Now()
 	if _, err := node.HeartbeatNode(ctx, request); err != nil {
 		return err
+	}
+	if mutant.On(mutant.LeaseFromReceipt) {
+		sent, sentAt = time.Now(), lease.Now()
 	}
 	l.lease.renew(sent, lasts)
 	if l.o.Lease == nil {

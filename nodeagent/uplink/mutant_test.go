@@ -19,5 +19,6 @@ func TestMutants(t *testing.T) {
 		require.NotEmpty(t, violation(), name)
 	}
 	mutant.Set("")
+	mutanttest.Notices(t, mutant.LeaseFromReceipt, TestLeaseStartsWhenHeartbeatIsSent, "the lease begins when the heartbeat was sent")
 	mutanttest.Notices(t, mutant.StoreVolumeKey, TestVolumeKeysAreNotStored)
 }

@@ -53,7 +53,7 @@ func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 		synctest.Wait()
 		until, ok := a.Lease()
 		require.True(t, ok)
-		require.Equal(t, start.Add(30*time.Second), until)
+		require.Equal(t, start.Add(30*time.Second), until, "the lease begins when the heartbeat was sent")
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		until, _ = a.Lease()

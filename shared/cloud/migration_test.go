@@ -12,7 +12,7 @@ import (
 var migrationStates = map[string]MigrationState{
 	"prepared": MigrationPrepared, "transferring": MigrationTransferring, "at-switchover": MigrationAtSwitchover,
 	"handed-over": MigrationHandedOver, "received": MigrationReceived, "running": MigrationRunning,
-	"cancelled": MigrationCancelled, "failed": MigrationFailed,
+	"cancelled": MigrationCancelled, "failed": MigrationFailed, "unknown": MigrationUnknown,
 }
 
 // TestMigration runs the scripts in testdata/migration. `begin` begins a migration of a running VM from host n1 to n2.

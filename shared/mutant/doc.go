@@ -192,6 +192,7 @@ const (
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ForgetUnseenBytes        = "forget-unseen-bytes"        // a report of a failed deletion counts as the deletion of a volume's bytes: controlplane/compute/volume
 	RunWithoutLease          = "run-without-lease"          // VMs run on after the lease of their host has ended: nodeagent
+	LeaseFromReceipt         = "lease-from-receipt"         // a lease begins when the response to the heartbeat was received, not when the heartbeat was sent: nodeagent/uplink
 	StartStaleAssignment     = "start-stale-assignment"     // after a lease has ended, VMs are started from an assignment of an earlier session: nodeagent
 	RecoverUnconfirmed       = "recover-unconfirmed"        // a VM moves from a lost host that has not confirmed to stop it: controlplane/compute/vm
 	FenceEarly               = "fence-early"                // a VM moves from a host whose lease has not ended: controlplane/sim
