@@ -68,10 +68,10 @@ func (n *node) facts() *agentv1.NodeFacts {
 func (n *node) machineFeatures() []*agentv1.MachineFeature {
 	m, noHugepages, noDedicated := n.machines, "", ""
 	if n.host.HugepagesMiB == 0 {
-		noHugepages = "the host has reserved no huge pages of 2 MiB (vm.nr_hugepages)"
+		noHugepages = "the host has reserved no huge pages of 2 MiB: set vm.nr_hugepages and restart the agent"
 	}
 	if len(n.cpus.dedicated) == 0 {
-		noDedicated = "the host has no dedicated CPUs (setting dedicated_cpus)"
+		noDedicated = "the host has no dedicated CPUs: set dedicated_cpus and restart the agent"
 	}
 	return []*agentv1.MachineFeature{
 		{Name: cloud.FeatureUEFI, Problem: m.UEFI.Problem},

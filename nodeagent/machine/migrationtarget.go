@@ -86,7 +86,7 @@ func (v *VM) incomingSpec(want *agentv1.AssignedVm) (qemu.Spec, error) {
 		return qemu.Spec{}, errors.New("the kernel, the CD-ROM drive or the clock of the VM at the source differs from the assigned one")
 	case s.ID != own.ID || s.VCPUs != own.VCPUs || s.MemoryMiB != own.MemoryMiB || s.Cmdline != own.Cmdline || s.Seed != own.Seed ||
 		s.DedicatedCPUs != own.DedicatedCPUs || s.Hugepages != own.Hugepages:
-		return qemu.Spec{}, errors.New("the VM that runs at the source does not match the assigned VM")
+		return qemu.Spec{}, errors.New("the vCPUs, memory, huge pages, CPU policy or command line of the VM at the source differ from the assigned ones")
 	case s.Accel != own.Accel:
 		return qemu.Spec{}, fmt.Errorf("the source runs the guest with %s, and this host with %s", s.Accel, own.Accel)
 	case len(s.Disks) != len(own.Disks) || len(s.NICs) != len(own.NICs):

@@ -97,7 +97,8 @@ func useCPUs(o Options) error {
 		if err != nil {
 			continue // The error is returned when the VM is loaded.
 		}
-		if r, err := home.Record(); err == nil {
+		r, err := home.Record()
+		if _, ended, exitErr := home.Exit(); err == nil && (exitErr != nil || !ended) {
 			o.CPUs.Use(id, r.Spec.CPUs)
 		}
 	}

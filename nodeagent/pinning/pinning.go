@@ -2,7 +2,7 @@
 // configuration of a host. Each of them runs at most one vCPU, and no other thread of a VM. The CPUs of a VM are on one
 // NUMA node if possible, because a vCPU accesses the memory of its own node faster.
 //
-// Package pinning only counts; package qemu sets the affinities of threads.
+// Package pinning only assigns CPU numbers to VMs. Package qemu sets the affinities of threads.
 package pinning
 
 import (

@@ -56,10 +56,8 @@ func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, e
 		p.Close()
 		return nil, err
 	}
-	if err := p.setAffinity(); err != nil { // the setting of the host may have changed
-		p.Close()
-		return nil, err
-	}
+	// The setting of the host may have changed. After an error, the guest runs on the CPUs that it had.
+	_ = p.setAffinity()
 	p.tasks.Go(p.followEvents)
 	p.leaveCopies() // an earlier agent may have begun some
 	exit, known, err := home.Exit()

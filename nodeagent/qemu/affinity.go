@@ -15,12 +15,9 @@ import (
 var vcpuThread = regexp.MustCompile(`^CPU ([0-9]+)/(KVM|TCG)$`)
 
 // setAffinity makes each vCPU with a dedicated CPU run on this CPU, and all other threads of QEMU on
-// Launcher.SharedCPUs. A thread that QEMU creates later runs on the CPUs of the thread that has created it.
+// Launcher.SharedCPUs, or on all CPUs if SharedCPUs is empty. A thread that QEMU creates later runs on the CPUs of the thread that has created it.
 func (p *Process) setAffinity() error {
 	r := p.Record()
-	if len(r.Spec.CPUs) == 0 && len(p.launcher.SharedCPUs) == 0 {
-		return nil
-	}
 	dir := fmt.Sprintf("/proc/%d/task", r.PID)
 	done := map[int]bool{}
 	for again := true; again; { // until no new thread is found
@@ -59,12 +56,12 @@ func (p *Process) setThreadAffinity(dir string, tid int, cpus []int) error {
 			allowed = cpus[i : i+1]
 		}
 	}
-	if len(allowed) == 0 {
-		return nil
-	}
 	var set unix.CPUSet
 	for _, cpu := range allowed {
 		set.Set(cpu)
+	}
+	if len(allowed) == 0 {
+		set.Fill() // The kernel ignores CPUs that do not exist.
 	}
 	if err := unix.SchedSetaffinity(tid, &set); !errors.Is(err, unix.ESRCH) {
 		return err

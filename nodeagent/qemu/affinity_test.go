@@ -68,6 +68,7 @@ func TestDedicatedCPUs(t *testing.T) {
 	check(p, []int{1}, []int{0})
 	text, err := p.Machine()
 	require.NoError(t, err)
+	require.Contains(t, string(text), `"version":2`, "agents that do not know dedicated CPUs must refuse it")
 	moved, err := ParseMachine(text)
 	require.NoError(t, err)
 	require.True(t, moved.DedicatedCPUs)
@@ -75,6 +76,9 @@ func TestDedicatedCPUs(t *testing.T) {
 
 	l.launcher.SharedCPUs = []int{0, 1}
 	next := l.readopt(p)
+	check(next, []int{1}, []int{0, 1})
+	l.launcher.SharedCPUs = nil
+	next = l.readopt(next)
 	check(next, []int{1}, []int{0, 1})
 	l.writes()
 }

@@ -75,7 +75,7 @@ func Argv(program string, s Spec) ([]string, error) {
 	a.add("-m", fmt.Sprintf("size=%dM", s.MemoryMiB))
 	if s.Hugepages {
 		memory := object{"qom-type": "memory-backend-memfd", "id": memoryBackend, "size": s.MemoryMiB << 20,
-			"hugetlb": true, "hugetlbsize": hugepageMiB << 20, "prealloc": true}
+			"hugetlb": true, "hugetlbsize": hugepageMiB << 20, "prealloc": true, "prealloc-threads": min(s.VCPUs, 16)}
 		if s.MemoryNode != nil {
 			memory["host-nodes"], memory["policy"] = []int{*s.MemoryNode}, "preferred"
 		}

@@ -66,7 +66,10 @@ func (s Spec) limits(rbd bool) cgroup.Limits {
 	if s.DedicatedCPUs {
 		cpus++ // so that QEMU's other threads take no time from the vCPUs
 	}
-	limits := cgroup.Limits{CPUs: cpus, Memory: s.MemoryMiB<<20 + s.Overhead(), Tasks: s.tasks(rbd)}
+	limits := cgroup.Limits{CPUs: cpus, Memory: s.Overhead(), Tasks: s.tasks(rbd)}
+	if !s.Hugepages { // The kernel does not count huge pages as memory of the group.
+		limits.Memory += s.MemoryMiB << 20
+	}
 	if rbd {
 		limits.Memory += maxDisks * rbdMemory
 	}

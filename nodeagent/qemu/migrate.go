@@ -51,8 +51,9 @@ func (p *Process) ResumeMigrated(ctx context.Context) error {
 	return nil
 }
 
-// machineVersion is the version of the format that Machine returns.
-const machineVersion = 1
+// machineVersion is the highest version of the format that Machine returns. Agents of earlier versions know only version
+// 1. They ignore the fields that version 2 has added to Spec, and would start another machine.
+const machineVersion = 2
 
 // machine is the format of the result of Process.Machine.
 type machine struct {
@@ -81,7 +82,11 @@ func (p *Process) Machine() ([]byte, error) {
 			s.DiskPorts++
 		}
 	}
-	return json.Marshal(machine{machineVersion, s})
+	version := 1
+	if s.Display || s.Hugepages || s.DedicatedCPUs {
+		version = machineVersion
+	}
+	return json.Marshal(machine{version, s})
 }
 
 // ParseMachine returns the Spec with which the target of a migration must start QEMU. The parameter text is the result
@@ -91,8 +96,8 @@ func ParseMachine(text []byte) (Spec, error) {
 	if err := json.Unmarshal(text, &m); err != nil {
 		return Spec{}, invalid("the source's description of the VM is not valid: %v", err)
 	}
-	if m.Version != machineVersion {
-		return Spec{}, invalid("the source's description of the VM has version %d, and this agent knows %d", m.Version, machineVersion)
+	if m.Version < 1 || m.Version > machineVersion {
+		return Spec{}, invalid("the source's description of the VM has version %d, and this agent knows versions up to %d", m.Version, machineVersion)
 	}
 	return m.Spec, m.Spec.Validate()
 }

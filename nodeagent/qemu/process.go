@@ -132,7 +132,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 	if err == nil {
 		err = p.configure(ctx)
 	}
-	if err == nil {
+	if err == nil && (len(p.record.Spec.CPUs) > 0 || len(p.launcher.SharedCPUs) > 0) {
 		err = p.setAffinity()
 	}
 	if err == nil {

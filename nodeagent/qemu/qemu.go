@@ -202,7 +202,7 @@ func (s Spec) Validate() error {
 	case s.MemoryMiB < minMemoryMiB || s.MemoryMiB > maxMemoryMiB:
 		return invalid("%d MiB of memory are not within %d to %d", s.MemoryMiB, minMemoryMiB, maxMemoryMiB)
 	case len(s.CPUs) > 0 && (!s.DedicatedCPUs || len(s.CPUs) != s.VCPUs):
-		return invalid("%d CPUs for %d vCPUs", len(s.CPUs), s.VCPUs)
+		return invalid("%d dedicated CPUs for %d vCPUs", len(s.CPUs), s.VCPUs)
 	case s.Hugepages && s.MemoryMiB%hugepageMiB != 0:
 		return invalid("%d MiB of memory are not a multiple of %d, the size of a huge page", s.MemoryMiB, hugepageMiB)
 	case !s.Kernel && (s.Initrd || s.Cmdline != ""):
@@ -301,8 +301,15 @@ func (s Spec) Overhead() uint64 {
 	if s.Accel == TCG {
 		n += translated << 20
 	}
+	if s.Display {
+		n += displayMemory
+	}
 	return n
 }
+
+// displayMemory is the memory in bytes of the display: 16 MiB of video memory, and for each of the 8 viewers that a VM
+// can have a copy of the picture and an output buffer.
+const displayMemory = (16 + 8*16) << 20
 
 // translated is the size of TCG's buffer for translated code, in MiB. QEMU's default is up to 1 GiB.
 const translated = 256

@@ -2,12 +2,19 @@ package cloud
 
 import "slices"
 
-// cpuRank lists the CPU models of x86-64 that BaselineCPU can choose, the preferred first: models with more features
-// are before models with fewer. A name without a version, such as Haswell, is an alias whose meaning depends on the
+// AcceleratorLabel is the label of a host whose value is its accelerator: AcceleratorKVM, or "tcg" if the host emulates
+// the CPUs of guests.
+const (
+	AcceleratorLabel = "trivet/accel"
+	AcceleratorKVM   = "kvm"
+)
+
+// cpuRank lists the CPU models of x86-64 that BaselineCPU can choose, the preferred first. Of the
+// models of one vendor, those with more features are before those with fewer. A name without a version, such as Haswell, is an alias whose meaning depends on the
 // machine type, so only versioned names are listed. Versions of Intel's
 // models with TSX are left out, because microcode updates have removed TSX from many CPUs.
 var cpuRank = []string{
-	"EPYC-Genoa-v1", "SapphireRapids-v1", "EPYC-Milan-v2", "EPYC-Milan-v1", "Icelake-Server-v6", "Icelake-Server-v5",
+	"EPYC-Genoa-v1", "EPYC-Milan-v2", "EPYC-Milan-v1", "Icelake-Server-v6", "Icelake-Server-v5",
 	"Icelake-Server-v4", "Icelake-Server-v3", "Icelake-Server-v2", "Cascadelake-Server-v5", "Cascadelake-Server-v4",
 	"Cascadelake-Server-v3", "Skylake-Server-v5", "Skylake-Server-v4", "Skylake-Server-v3", "EPYC-Rome-v2", "EPYC-Rome-v1",
 	"EPYC-v4", "EPYC-v3", "EPYC-v2", "EPYC-v1", "Skylake-Client-v4", "Skylake-Client-v3", "Broadwell-v4", "Broadwell-v2",
@@ -15,8 +22,7 @@ var cpuRank = []string{
 	"Westmere-v1", "Nehalem-v2", "Nehalem-v1", "Opteron_G3-v1", "Penryn-v1", "Conroe-v1", "kvm64-v1", "qemu64-v1",
 }
 
-// The CPU models without a fixed set of features: hostCPU has all features of the host's CPU, and maxCPU all that the
-// accelerator can provide.
+// hostCPU and maxCPU are the models of QEMU without a fixed set of features.
 const hostCPU, maxCPU = "host", "max"
 
 // BaselineCPU returns the CPU model for VMs that request none, so that they can move to every host. offers has the
@@ -50,6 +56,5 @@ func (vm *VM) CPUModel() string {
 	return vm.BaselineCPU
 }
 
-// HostCPU reports whether a VM with this CPU model can have features that only its host has, if the host runs guests
-// with KVM.
+// HostCPU reports whether a CPU model has no fixed set of features. Under KVM, a VM with such a model cannot be migrated.
 func HostCPU(model string) bool { return model == "" || model == hostCPU || model == maxCPU }

@@ -57,8 +57,14 @@ func (s *Service) BaselineCPU(arch cloud.Architecture) string {
 	return s.placement.index.BaselineCPU(arch)
 }
 
-// apply applies the noted changes to the index. It waits for the searches in progress.
+// apply applies the noted changes to the index. It waits for the searches in progress, unless there are no changes.
 func (p *placement) apply() {
+	p.changing.Lock()
+	unchanged := len(p.pending) == 0 && !p.cleared
+	p.changing.Unlock()
+	if unchanged {
+		return
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changing.Lock()

@@ -146,14 +146,26 @@ func (ix *Index) Remove(id cloud.NodeID) {
 // Clear removes all hosts.
 func (ix *Index) Clear() { *ix = *NewIndex() }
 
-// BaselineCPU returns the CPU model for VMs that request none: cloud.BaselineCPU of all hosts with the architecture arch,
-// or of all hosts if arch is unspecified.
+// BaselineCPU returns the CPU model for VMs that request none: cloud.BaselineCPU of the hosts with the architecture arch,
+// or of all hosts if arch is unspecified. Hosts that cannot run VMs according to their agents do not count. If there are
+// hosts with KVM, hosts without KVM do not count either, because they offer other models.
 func (ix *Index) BaselineCPU(arch cloud.Architecture) string {
-	var offers [][]string
-	for _, c := range ix.classes {
-		if !c.otherArchitecture(&Request{Architecture: arch}) {
-			offers = append(offers, c.models)
+	kvm, others := map[*class]bool{}, map[*class]bool{}
+	for _, h := range ix.hosts {
+		switch {
+		case h.node.Declared != cloud.NodeReady || h.class.otherArchitecture(&Request{Architecture: arch}):
+		case h.node.Labels[cloud.AcceleratorLabel] == cloud.AcceleratorKVM:
+			kvm[h.class] = true
+		default:
+			others[h.class] = true
 		}
+	}
+	if len(kvm) == 0 {
+		kvm = others
+	}
+	var offers [][]string
+	for c := range kvm {
+		offers = append(offers, c.models)
 	}
 	return cloud.BaselineCPU(offers)
 }

@@ -117,3 +117,29 @@ func TestSpreadOfIdenticalHosts(t *testing.T) {
 		require.Equal(t, 10, n, "VMs on %s", id)
 	}
 }
+
+// TestBaselineCPU checks which hosts count: those that can run VMs, those of the architecture, and those with KVM if
+// there are any.
+func TestBaselineCPU(t *testing.T) {
+	ix := schedule.NewIndex()
+	put := func(id string, change func(*cloud.Node), models ...string) {
+		n := &cloud.Node{ID: cloud.NodeID(id), Declared: cloud.NodeReady, Architecture: cloud.X8664, CPUModels: models,
+			Labels: map[string]string{cloud.AcceleratorLabel: cloud.AcceleratorKVM}}
+		if change != nil {
+			change(n)
+		}
+		ix.Put(n, 0)
+	}
+	put("tcg", func(n *cloud.Node) { n.Labels = nil }, "max", "Nehalem-v1")
+	require.Equal(t, "max", ix.BaselineCPU(cloud.X8664))
+	put("kvm", nil, "host", "Haswell-v4", "Nehalem-v1")
+	require.Equal(t, "Haswell-v4", ix.BaselineCPU(cloud.X8664))
+	put("broken", func(n *cloud.Node) { n.Declared = cloud.NodeNotReady }, "host", "Nehalem-v1")
+	put("arm", func(n *cloud.Node) { n.Architecture = cloud.AArch64 }, "host")
+	require.Equal(t, "Haswell-v4", ix.BaselineCPU(cloud.X8664))
+	require.Empty(t, ix.BaselineCPU(cloud.AArch64))
+	put("old", nil, "host", "Nehalem-v1")
+	require.Equal(t, "Nehalem-v1", ix.BaselineCPU(cloud.X8664))
+	ix.Remove("old")
+	require.Equal(t, "Haswell-v4", ix.BaselineCPU(cloud.X8664))
+}

@@ -234,7 +234,7 @@ func (s *Service) cancelArrival(ctx context.Context, host cloud.NodeID, seen *cl
 			}
 			return err
 		}
-		return s.save(tx, vm, generation)
+		return s.saveMigration(tx, vm, generation)
 	})
 	return err
 }

@@ -28,15 +28,9 @@ const (
 	ReasonNotMigrated = "NOT_MIGRATED"
 )
 
-// accelLabel is the label of a host that says how the host runs guests. Guests cannot move between KVM and TCG.
-const accelLabel = "trivet/accel"
-
-// kvm is the value of accelLabel for a host that runs guests with KVM.
-const kvm = "kvm"
-
 // hostCPUReason is the reason why a VM with such a CPU model cannot be migrated. The guest uses CPU features that it
 // found at its start, and the target may lack them.
-const hostCPUReason = "has all CPU features of its host, which other hosts may lack: stop it and set another CPU model"
+const hostCPUReason = "uses the CPU model of its host (host, max or none): stop it and set another CPU model to make it migratable"
 
 // migrateMargin is the time for which Migrate waits after the timeout of the migration, for the switchover or a
 // rollback.
@@ -87,7 +81,7 @@ func migrated(began, now *cloud.VM) (bool, error) {
 	case now.Migration != nil && now.Migration.Attempt == attempt:
 		return false, nil
 	case last == nil || last.Attempt != attempt:
-		return false, fault.New(fault.FailedPrecondition, "VM %s has been migrated again meanwhile: the result of this migration is not known, see GetMigration", now.Name).WithReason(ReasonNotMigrated)
+		return false, fault.New(fault.FailedPrecondition, "another migration of VM %s has begun since: see GetMigration", now.Name).WithReason(ReasonNotMigrated)
 	case last.Moved:
 		return true, nil
 	}
@@ -167,7 +161,7 @@ func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node) (string
 	switch {
 	case source == nil || !source.LiveMigration:
 		return "is on a host whose agent cannot migrate VMs", nil
-	case source.Labels[accelLabel] == kvm && cloud.HostCPU(vm.CPUModel()):
+	case source.Labels[cloud.AcceleratorLabel] == cloud.AcceleratorKVM && cloud.HostCPU(vm.CPUModel()):
 		return hostCPUReason, nil
 	case len(volumes) > 0 && source.FeatureShortage(volumeMigration) != "":
 		return "has volumes, and is on a host that " + source.FeatureShortage(volumeMigration), nil
@@ -209,7 +203,7 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 	}
 	r.On = to
 	maps.Copy(r.Skip, skip)
-	r.Skip[vm.Node] = "has the VM already"
+	r.Skip[vm.Node] = "is the VM's current host"
 	r.Check = func(n *cloud.Node) string { return migrationShortage(source, n) }
 	target, err = s.choose(tx, vm, r, &volumes)
 	var retryable *retryableRefusal
@@ -233,7 +227,7 @@ func migrationShortage(source, n *cloud.Node) string {
 		return "has an agent that cannot migrate VMs"
 	case n.Architecture != source.Architecture:
 		return "is of another architecture"
-	case n.Labels[accelLabel] != source.Labels[accelLabel]:
+	case n.Labels[cloud.AcceleratorLabel] != source.Labels[cloud.AcceleratorLabel]:
 		return "runs guests with another accelerator"
 	}
 	return ""

@@ -262,7 +262,7 @@ func TestMigrationIsRefused(t *testing.T) {
 	stopped := w.createInState(cloud.Stopped, "off")
 	old := w.AddHost("old", plenty())
 	w.setNetwork(old)
-	kvm := w.migrationHost("kvm", func(n *cloud.Node) { n.Labels = map[string]string{accelLabel: "kvm"} })
+	kvm := w.migrationHost("kvm", func(n *cloud.Node) { n.Labels = map[string]string{cloud.AcceleratorLabel: cloud.AcceleratorKVM} })
 	small := w.migrationHost("small", func(n *cloud.Node) { n.Allocatable.MemoryMiB = 100 })
 	cordoned := w.migrationHost("cordoned")
 	w.cordon(cordoned)
@@ -300,7 +300,7 @@ func TestMigrationNeedsBaselineCPU(t *testing.T) {
 	w := newWorld(t)
 	offer := func(models ...string) func(*cloud.Node) {
 		return func(n *cloud.Node) {
-			n.Labels, n.CPUModels = map[string]string{accelLabel: kvm}, append(models, "host", "max")
+			n.Labels, n.CPUModels = map[string]string{cloud.AcceleratorLabel: cloud.AcceleratorKVM}, append(models, "host", "max")
 		}
 	}
 	source := w.migrationHost("haswell", offer("Haswell-v4", "Nehalem-v1"))
@@ -329,7 +329,7 @@ func TestMigrationNeedsBaselineCPU(t *testing.T) {
 			VMs.Put(tx, &vm, string(acme.Project), string(vm.ID))
 		})
 		_, err = w.vms.Migrate(w.as(acme, ""), acme, alone.ID, "", 0, false, [32]byte{})
-		require.ErrorContains(t, err, "CPU features of its host", "model %q", model)
+		require.ErrorContains(t, err, "uses the CPU model of its host", "model %q", model)
 	}
 }
 
