@@ -64,6 +64,7 @@ type recorded struct {
 	projects []*project
 	created  atomic.Int64
 	random   *rand.Rand
+	rate     float64 // of the load, in requests per second
 }
 
 // api creates many VMs on simulated hosts and measures the latency of the API under load.
@@ -77,12 +78,12 @@ func api(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := startFleet(ctx, c, b.hosts)
+	f, err := startFleet(ctx, c, fleetOptions{hosts: b.hosts, perProcess: 1, vcpus: 100_000})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	r := &recorded{c: c, fleet: f, image: images.Disk, random: rand.New(rand.NewPCG(1, 2))}
+	r := &recorded{c: c, fleet: f, image: images.Disk, random: rand.New(rand.NewPCG(1, 2)), rate: rate}
 	if err := r.fill(ctx, b); err != nil {
 		return fmt.Errorf("record VMs: %w", err)
 	}
@@ -92,17 +93,8 @@ func api(ctx context.Context, b *bench) (err error) {
 // fill creates the VMs through the API and waits until the hosts have reported all of them as built. It adds a row with
 // the number of VMs created per second.
 func (r *recorded) fill(ctx context.Context, b *bench) error {
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: fillers}}
-	for i := range projects {
-		p := &project{name: fmt.Sprintf("p%d", i), vms: make([]string, b.vms/projects)}
-		rest, err := r.c.Tenant(ctx, 1, p.name)
-		if err != nil {
-			return err
-		}
-		for m := range p.rest {
-			p.rest[m] = &lab.REST{Host: r.c.Trio.Members[m+1], Token: rest.Token, HTTP: client}
-		}
-		r.projects = append(r.projects, p)
+	if err := r.openProjects(ctx, b.vms/projects); err != nil {
+		return err
 	}
 	began, cpu, hosts := time.Now(), cpuOf(r.c.Members()...), cpuOf(r.fleet.pids()...)
 	group, bounded := errgroup.WithContext(ctx)
@@ -135,6 +127,23 @@ func (r *recorded) fill(ctx context.Context, b *bench) error {
 		Note: fmt.Sprintf("all reported BUILT after %.0f s; CPU per VM, its reports included: members %.2f ms, %d simulated hosts %.2f ms",
 			all, (cpuOf(r.c.Members()...)-cpu)/n*1000, b.hosts, (cpuOf(r.fleet.pids()...)-hosts)/n*1000),
 	})
+	return nil
+}
+
+// openProjects creates the projects, each with room for n VMs, and clients of their users.
+func (r *recorded) openProjects(ctx context.Context, n int) error {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: fillers}}
+	for i := range projects {
+		p := &project{name: fmt.Sprintf("p%d", i), vms: make([]string, n)}
+		rest, err := r.c.Tenant(ctx, 1, p.name)
+		if err != nil {
+			return err
+		}
+		for m := range p.rest {
+			p.rest[m] = &lab.REST{Host: r.c.Trio.Members[m+1], Token: rest.Token, HTTP: client}
+		}
+		r.projects = append(r.projects, p)
+	}
 	return nil
 }
 
@@ -245,12 +254,12 @@ func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop
 	if err := r.walk(ctx); err != nil {
 		return err
 	}
-	calls, err := r.calls(int(length.Seconds() * rate))
+	calls, err := r.calls(int(length.Seconds() * r.rate))
 	if err != nil {
 		return err
 	}
 	members, own, hosts, all, began := cpuOf(r.c.Members()...), ownCPU(), cpuOf(r.fleet.pids()...), busyCPU(), time.Now()
-	got, err := openloop.Run(ctx, openloop.Options{Targets: r.c.Addresses(":8084"), Conns: conns, Rate: rate, Calls: calls})
+	got, err := openloop.Run(ctx, openloop.Options{Targets: r.c.Addresses(":8084"), Conns: conns, Rate: r.rate, Calls: calls})
 	used.wall += time.Since(began).Seconds()
 	used.all += busyCPU() - all
 	used.members += cpuOf(r.c.Members()...) - members
@@ -317,7 +326,7 @@ func (r *recorded) hang(ctx context.Context, f func() error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	_, err = r.c.Admin.AwaitNode(ctx, "sim-00")
+	_, err = r.c.Admin.AwaitNode(ctx, hostName(0))
 	return err
 }
 
@@ -329,7 +338,7 @@ func (r *recorded) rows(b *bench, when string, got *openloop.Result, used cpuUse
 		l := got.Latencies[k.kind]
 		p99 := figure.Quantile(l, 0.99)
 		row := figure.Row{
-			What: fmt.Sprintf("%s, %d VMs, %d requests/s, %s", map[string]string{"get": "get a VM", "list": "list 100 VMs", "create": "create a VM"}[k.kind], b.vms, rate, when),
+			What: fmt.Sprintf("%s, %d VMs, %.0f requests/s, %s", map[string]string{"get": "get a VM", "list": "list 100 VMs", "create": "create a VM"}[k.kind], b.vms, r.rate, when),
 			Ours: fmt.Sprintf("p50 %s, p99 %s", ms(figure.Median(l)), ms(p99)),
 			Note: fmt.Sprintf("%d answers, %d failed; slowest %s", len(l), got.Failed[k.kind], ms(figure.Quantile(l, 1))),
 		}
@@ -340,7 +349,7 @@ func (r *recorded) rows(b *bench, when string, got *openloop.Result, used cpuUse
 	}
 	b.row(figure.Row{What: "CPU under that load, " + when, Ours: fmt.Sprintf("members %.0f %% of a core", used.members/used.wall*100),
 		Note: fmt.Sprintf("generator %.0f %%, %d simulated hosts %.0f %%, all else on the machine %.0f %%; requests sent late: p50 %s, p99 %s",
-			used.generator/used.wall*100, b.hosts, used.hosts/used.wall*100,
+			used.generator/used.wall*100, r.fleet.hosts, used.hosts/used.wall*100,
 			max(0, used.all-used.members-used.generator-used.hosts)/used.wall*100, ms(figure.Median(got.Late)), ms(figure.Quantile(got.Late, 0.99)))})
 }
 

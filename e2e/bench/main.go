@@ -10,6 +10,8 @@
 //     memory and CPU of the agent while the VMs idle.
 //   - api: the latency of the API with 20,000 VMs in the store and 1,000 requests per second in an open loop, with and
 //     without a host that does not respond.
+//   - scale: 1,250 simulated hosts with 20,000 running VMs: the CPU and memory of the members, and the latency of the
+//     API while 50 of the hosts die at once, until their VMs run on other hosts. Only if -run names it.
 //
 // Everything runs as root in its own network and mount namespaces, so it works beside a running cloud and leaves
 // nothing behind. Rounds of Trivet and of the alternatives alternate, and medians are compared, because other load on
@@ -47,7 +49,7 @@ const runWithin = 25 * time.Minute
 var parts = []struct {
 	name string
 	run  func(context.Context, *bench) error
-}{{"start", start}, {"burst", burst}, {"api", api}}
+}{{"start", start}, {"burst", burst}, {"api", api}, {"scale", scale}}
 
 // bench holds the options and results of one run.
 type bench struct {
@@ -58,9 +60,9 @@ type bench struct {
 	dir  string
 	rows []figure.Row
 
-	rounds, vms, hosts int
-	load               time.Duration
-	profiles           string
+	rounds, vms, hosts, scaleHosts int
+	load                           time.Duration
+	profiles                       string
 }
 
 func (b *bench) row(r figure.Row) {
@@ -83,8 +85,9 @@ func main() {
 	flag.StringVar(&out, "out", ".build/bench.md", "`file` for the table")
 	flag.StringVar(&run, "run", "start,burst,api", "`parts` to run")
 	flag.IntVar(&b.rounds, "rounds", 11, "rounds of start")
-	flag.IntVar(&b.vms, "vms", 20_000, "VMs recorded for api")
+	flag.IntVar(&b.vms, "vms", 20_000, "VMs recorded for api, or running for scale")
 	flag.IntVar(&b.hosts, "hosts", 20, "simulated hosts for api")
+	flag.IntVar(&b.scaleHosts, "scale-hosts", 1250, "simulated hosts for scale; 50 of them die")
 	flag.DurationVar(&b.load, "load", 30*time.Second, "length of one run of load")
 	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.StringVar(&b.profiles, "perf", "", "write a perf profile of the members under load to this `file`")
