@@ -259,6 +259,9 @@ func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 	if vm.Node == m.Target && m.Choice != "" {
 		vm.Choice = &Choice{At: m.Began, Node: m.Target, Reason: m.Choice}
 	}
+	if m.Phase >= MigrationSwitchover && vm.Node == m.Source {
+		vm.RolledBack = m.Attempt
+	}
 	vm.Migration, vm.LastMigration = nil, result
 	vm.Generation++
 	vm.enter(next[vm.State][MigrationEnded], MigrationEnded, now)

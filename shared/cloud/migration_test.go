@@ -242,6 +242,21 @@ func TestChoiceOfMigration(t *testing.T) {
 	}
 }
 
+// TestRolledBackAttempt rolls a migration back to a source that does not answer, and then begins and cancels another one.
+// The host must still receive the first attempt, because it has not continued the guest.
+func TestRolledBackAttempt(t *testing.T) {
+	vm := VM{Name: "a", Node: "n1", State: Running, Generation: 4, Desired: Desired{On: true}}
+	require.NoError(t, vm.BeginMigration("n2", 1000, 0))
+	first := vm.Migration.Attempt
+	vm.setPhase(MigrationRollback, "n1", 1000)
+	require.Equal(t, MigrationLeave, vm.AdvanceMigration(0, 2000))
+	require.Equal(t, first, vm.RolledBack)
+	require.NoError(t, vm.BeginMigration("n2", 1000, 3000))
+	require.True(t, vm.CancelMigration())
+	require.Equal(t, MigrationAbort, vm.AdvanceMigration(0, 3000))
+	require.Equal(t, first, vm.RolledBack)
+}
+
 // TestMigrationTimeout checks the default timeout and its limits.
 func TestMigrationTimeout(t *testing.T) {
 	vm := VM{Spec: Spec{Memory: &Memory{SizeMiB: 2048}, CPU: &CPU{VCPUs: 1}, Disks: []Disk{{ID: "a", SizeGiB: 8}}}}

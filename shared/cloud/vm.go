@@ -58,6 +58,10 @@ type VM struct {
 	// Migration is set while the VM is MIGRATING. LastMigration describes the last migration that has ended, or is nil.
 	Migration     *Migration       `cbor:",omitempty"`
 	LastMigration *MigrationResult `cbor:",omitempty"`
+	// RolledBack is the last attempt of a migration that ended with the VM on its source after the switchover, or 0. The
+	// source may have handed the guest over in this attempt, and must then continue it. Later attempts that end before
+	// their switchover do not change RolledBack, because the source may not have continued the guest yet.
+	RolledBack uint64 `cbor:",omitempty"`
 }
 
 // Desired is the desired state of a VM. The agent on the VM's host brings the VM into this state.

@@ -21,13 +21,10 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		Vcpus: next.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: next.CPU.Model,
 		MemoryMib: next.Memory.SizeMiB, Hugepages: next.Memory.Hugepages, Disks: assignedDisks(vm), Kernel: assignedImage(vm.Kernel),
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
-		MetadataTokensOptional: vm.TokensOptional(),
+		MetadataTokensOptional: vm.TokensOptional(), RolledBackAttempt: vm.RolledBack,
 	}
 	if out.CpuModel == "" {
 		out.CpuModel = vm.BaselineCPU
-	}
-	if r := vm.LastMigration; r != nil && !r.Moved {
-		out.RolledBackAttempt = r.Attempt
 	}
 	assignMachine(out, vm)
 	return out

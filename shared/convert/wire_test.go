@@ -106,7 +106,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 		Desired: cloud.Desired{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
 	}
 	vm.Spec.Network[0].MTU = 1450
-	vm.LastMigration = &cloud.MigrationResult{Attempt: 2, Source: "n1", Target: "n2"}
+	vm.RolledBack, vm.Metadata[cloud.CPUPolicyKey] = 2, "dedicated"
 	image := &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
 	vm.Kernel, vm.Initrd, vm.CDROM = image, image, image
 	vm.Spec.Disks[0].ID = "d"
@@ -133,9 +133,6 @@ func TestResponsesSetEveryField(t *testing.T) {
 	assigned.Migration.MaxBytesPerSecond, assigned.Migration.MaxDowntimeMs = 1, 1 // the agent's defaults apply
 	assigned.Rescue = assigned.Disks[0]                                           // only without a kernel
 	requireFull(t, assigned.ProtoReflect())
-	vm.LastMigration.Moved = true
-	require.Zero(t, Assigned(&vm).RolledBackAttempt, "the target of the migration runs the guest")
-
 	created := ImageFrom(filled(&vmv1.CreateImageRequest{}, 0))
 	require.Equal(t, "s10", created.Source)
 	created.ID, created.SizeBytes, created.SHA256, created.Status, created.CreatedAt, created.UpdatedAt = "i", 1, "h", cloud.ImageAvailable, 1, 2
