@@ -26,7 +26,7 @@ const (
 	consoleTail = 2 << 10
 	// consolePatience is the time for which a console whose connection broke is opened again and again. It is long enough
 	// for the restart of an agent and for an election.
-	consolePatience = 60 * time.Second
+	consolePatience = time.Minute
 	// consolePause is the time between two attempts.
 	consolePause = 500 * time.Millisecond
 	// maxInput is the maximum size of a message with input, in bytes.
@@ -38,11 +38,11 @@ func consoleCommand(s *session.Session) *cobra.Command {
 	var tail uint64
 	c := vmArgCommand(s, "console VM", "Connect the terminal to a VM's serial console")
 	c.Long = `Connect the terminal to the serial console of a running VM. Every key goes to the guest, also Ctrl-C. Ctrl-] detaches;
-the VM runs on. If the connection breaks, for example because the agent of the host restarts, the command connects
-again and continues the output where it ended.
+the VM keeps running. If the connection breaks, for example because the agent of the host restarts, the command connects
+again and continues the output where it ended. Keys that were typed while the connection was broken can be lost.
 
-Several users may watch a console at a time, but only one may write. With --read-only, the keys are not sent. With --force,
-the command takes the console over from the user who writes to it now.
+Several users may watch a console at a time, but only one may write. With --read-only, the host ignores the keys. With
+--force, the command takes the console over from the user who writes to it now.
 
 If standard input is not a terminal, it is sent to the guest, and the command detaches at its end.`
 	c.Flags().BoolVar(&readOnly, "read-only", false, "watch the console without writing to it")
@@ -50,13 +50,13 @@ If standard input is not a terminal, it is sent to the guest, and the command de
 	c.Flags().Uint64Var(&tail, "tail", consoleTail, "show this many bytes of the earlier output first")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		if readOnly && force {
-			return session.Usagef("--read-only and --force exclude each other")
+			return session.Usagef("--read-only cannot be used with --force")
 		}
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
 			return err
 		}
-		console := &serialConsole{s: s, conn: conn, name: args[0], first: &consolev1.AttachConsoleRequest{
+		console := &serialConsole{s: s, conn: conn, name: args[0], now: time.Now, first: &consolev1.AttachConsoleRequest{
 			OrgId: t.org, ProjectId: t.project, VmId: t.id, Kind: consolev1.ConsoleKind_CONSOLE_KIND_SERIAL,
 			ReadOnly: readOnly, TakeOver: force, TailBytes: tail,
 		}}
@@ -74,14 +74,16 @@ type serialConsole struct {
 	conn  *dial.Conn
 	name  string // of the VM, as the user gave it
 	first *consolev1.AttachConsoleRequest
-	// opened is true after the console was open once, and heard is when it was open last.
-	opened bool
-	heard  time.Time
-	raw    bool // the terminal is in raw mode
+	now   func() time.Time
+	// opened is true if the last attempt opened the console, and openedOnce if any attempt did. lastOpen is when the
+	// console was open last.
+	opened, openedOnce bool
+	lastOpen           time.Time
+	raw                bool // the terminal is in raw mode
 }
 
 // run reads keys and serves the console until the user detaches or the VM stops.
-func (c *serialConsole) run(ctx context.Context) (err error) {
+func (c *serialConsole) run(ctx context.Context) (result error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if in, ok := c.s.Stdin.(*os.File); ok && terminal.Is(in) {
@@ -90,15 +92,20 @@ func (c *serialConsole) run(ctx context.Context) (err error) {
 			return err
 		}
 		c.raw = true
-		defer func() { err = errors.Join(err, restore()) }()
+		defer func() {
+			if restoreErr := restore(); restoreErr != nil {
+				result = errors.Join(result, restoreErr)
+			}
+		}()
 	}
-	input := make(chan []byte)
-	go c.readKeys(ctx, input)
-	c.heard = time.Now()
+	input := make(chan []byte, maxTyped)
+	detaching, detach := context.WithCancel(ctx)
+	defer detach()
+	go c.readKeys(ctx, input, detach)
 	for {
-		err := c.attach(ctx, input)
+		err := c.attach(ctx, detaching, input)
 		switch {
-		case errors.Is(err, errDetached):
+		case errors.Is(err, errDetached), detaching.Err() != nil && ctx.Err() == nil:
 			c.note("detached from %s", c.name)
 			return nil
 		case err == nil:
@@ -106,19 +113,17 @@ func (c *serialConsole) run(ctx context.Context) (err error) {
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case !c.worthAnother(err):
+		}
+		wasOpen := c.opened
+		if !c.retry(err) {
 			return err
 		}
-		if c.first.GetFromOffset() == 0 && !c.opened {
-			return err
-		}
-		if c.opened {
-			c.opened = false
+		if wasOpen {
 			c.note("the connection to the console broke, connecting again: %s", status.Convert(err).Message())
 		}
 		c.conn.Next()
-		if err := dial.Sleep(ctx, consolePause); err != nil {
-			return err
+		if err := dial.Sleep(detaching, consolePause); err != nil && ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
 }
@@ -133,24 +138,28 @@ func (c *serialConsole) note(format string, args ...any) {
 	c.s.Note(format, args...)
 }
 
-// worthAnother reports whether the console may be opened again after err. A member may still have this user's own broken
-// session, so that for some time the console seems to be in use.
-func (c *serialConsole) worthAnother(err error) bool {
-	if time.Since(c.heard) > consolePatience {
+// retry reports whether the console may be opened again after an attempt that ended with err. The time of
+// consolePatience begins at the end of the last attempt that opened the console, however long the guest has printed
+// nothing. A member may still have this user's own broken session, so that for some time the console seems to be in
+// use.
+func (c *serialConsole) retry(err error) bool {
+	wasOpen := c.opened
+	if wasOpen {
+		c.opened, c.openedOnce, c.lastOpen = false, true, c.now()
+	}
+	if !c.openedOnce || c.now().Sub(c.lastOpen) > consolePatience {
 		return false
 	}
-	switch status.Code(err) {
-	case codes.Unavailable:
-		return true
-	case codes.FailedPrecondition:
-		return !c.opened && c.first.GetFromOffset() > 0 && hasReason(err, "CONSOLE_IN_USE")
-	}
-	return false
+	return status.Code(err) == codes.Unavailable || !wasOpen && hasReason(err, "CONSOLE_IN_USE")
 }
 
+// maxTyped is the maximum number of reads of standard input whose bytes are kept until they can be sent.
+const maxTyped = 256
+
 // readKeys sends what the user types to the channel input, and closes it when the user has typed detachKey or the input
-// has ended.
-func (c *serialConsole) readKeys(ctx context.Context, input chan<- []byte) {
+// has ended. If the user of a terminal has typed detachKey, readKeys calls detach, because the console may not be open,
+// or its guest may not read.
+func (c *serialConsole) readKeys(ctx context.Context, input chan<- []byte, detach func()) {
 	defer close(input)
 	in, isFile := c.s.Stdin.(*os.File)
 	for {
@@ -162,29 +171,54 @@ func (c *serialConsole) readKeys(ctx context.Context, input chan<- []byte) {
 		} else {
 			n, err = c.s.Stdin.Read(buf)
 		}
-		data := buf[:n]
-		at := bytes.IndexByte(data, detachKey)
-		if at >= 0 {
-			data = data[:at]
+		data, _, detached := bytes.Cut(buf[:n], []byte{detachKey})
+		if len(data) > 0 && !c.queue(ctx, input, data) {
+			return
 		}
-		if len(data) > 0 {
-			select {
-			case input <- data:
-			case <-ctx.Done():
-				return
-			}
+		if detached && c.raw {
+			detach()
 		}
-		if err != nil || at >= 0 {
+		if err != nil || detached {
 			return
 		}
 	}
 }
 
-// attach opens the console once and copies data until the user detaches or the stream ends. It returns nil if the VM has
-// stopped.
-func (c *serialConsole) attach(ctx context.Context, input <-chan []byte) error {
+// queue sends data to the channel input, and returns false if ctx has ended. If the channel is full, the keys of a
+// terminal are dropped and the bell rings, so that readKeys can read detachKey. Other input waits.
+func (c *serialConsole) queue(ctx context.Context, input chan<- []byte, data []byte) bool {
+	select {
+	case input <- data:
+		return true
+	default:
+	}
+	if c.raw {
+		fmt.Fprint(c.s.Stderr, "\a")
+		return true
+	}
+	select {
+	case input <- data:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// attach opens the console once and copies data until the user detaches or the stream ends. It returns nil if the VM
+// has stopped. The context detaching ends when the user has typed detachKey. If the console is not open then, attach
+// ends at once; otherwise it sends what was typed before.
+func (c *serialConsole) attach(ctx, detaching context.Context, input <-chan []byte) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	opened := make(chan struct{})
+	defer context.AfterFunc(detaching, func() {
+		select {
+		case <-opened:
+			time.AfterFunc(detachTime, cancel)
+		default:
+			cancel()
+		}
+	})()
 	stream, err := consolev1.NewConsoleServiceClient(c.conn).AttachConsole(ctx)
 	if err != nil {
 		return err
@@ -193,7 +227,6 @@ func (c *serialConsole) attach(ctx context.Context, input <-chan []byte) error {
 		return err
 	}
 	output := make(chan error, 1)
-	opened := make(chan struct{})
 	go func() { output <- c.copyOutput(stream, opened) }()
 	isOpen := (<-chan struct{})(opened)
 	keys := (<-chan []byte)(nil) // no keys are read before the console is open
@@ -205,7 +238,7 @@ func (c *serialConsole) attach(ctx context.Context, input <-chan []byte) error {
 			isOpen, keys = nil, input
 		case data, more := <-keys:
 			if !more {
-				return c.detach(stream, output, cancel)
+				return closeInput(stream, output, cancel)
 			}
 			if err := stream.Send(&consolev1.AttachConsoleRequest{Data: data}); err != nil {
 				return <-output
@@ -214,17 +247,25 @@ func (c *serialConsole) attach(ctx context.Context, input <-chan []byte) error {
 	}
 }
 
-// detachTime is how long the command waits for the rest of the output after it has detached.
-const detachTime = 2 * time.Second
+const (
+	// detachTime is the maximum time between detachKey and the end of the command.
+	detachTime = 2 * time.Second
+	// drainTime is the maximum time after the end of the input in which the host writes the rest of the input to the
+	// serial port. The server has a shorter limit of its own.
+	drainTime = 20 * time.Second
+)
 
-// detach closes the stream, and waits until the output that was sent before the end has been written.
-func (c *serialConsole) detach(stream consolev1.ConsoleService_AttachConsoleClient, output <-chan error, cancel context.CancelFunc) error {
-	late := time.AfterFunc(detachTime, cancel)
+// closeInput half-closes the stream, and waits until the input has been written to the serial port and the output that
+// was sent before the end has been printed. It returns errDetached, or the error that ended the stream.
+func closeInput(stream consolev1.ConsoleService_AttachConsoleClient, output <-chan error, cancel context.CancelFunc) error {
+	late := time.AfterFunc(drainTime, cancel)
 	defer late.Stop()
 	if err := stream.CloseSend(); err != nil {
 		cancel()
 	}
-	<-output
+	if err := <-output; err != nil {
+		return err
+	}
 	return errDetached
 }
 
@@ -239,7 +280,7 @@ func (c *serialConsole) copyOutput(stream consolev1.ConsoleService_AttachConsole
 			return err
 		}
 		if m.GetOpened() {
-			if c.first.GetFromOffset() == 0 {
+			if !c.openedOnce {
 				c.note("connected to %s: Ctrl-] detaches", c.name)
 			} else {
 				c.note("connected again")
@@ -249,7 +290,6 @@ func (c *serialConsole) copyOutput(stream consolev1.ConsoleService_AttachConsole
 			c.first.TakeOver, c.first.TailBytes = false, 0
 			close(opened)
 		}
-		c.heard = time.Now()
 		if m.GetOffset() > 0 {
 			c.first.FromOffset = m.GetOffset()
 		}

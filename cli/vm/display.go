@@ -60,9 +60,9 @@ func screenshotCommand(s *session.Session) *cobra.Command {
 func vncCommand(s *session.Session) *cobra.Command {
 	var listen string
 	c := vmArgCommand(s, "vnc VM", "Make a VM's display available to VNC viewers on a local port")
-	c.Long = `Listen on a port of this computer, and connect each VNC viewer that opens it to the display, keyboard and mouse of a
-running VM. The command runs until you interrupt it. Viewers need no password, so every user of this computer can open
-the port while the command runs.`
+	c.Long = `Listen on a local port and forward VNC connections to the display, keyboard and mouse of a running VM. The command runs
+until you interrupt it. Viewers need no password, so every user of this computer can connect to the port while the command
+runs.`
 	c.Example = `  trivet vm vnc web --listen 127.0.0.1:5900`
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "address and port; port 0 is a free one, which the command prints")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
