@@ -111,7 +111,7 @@ func (c *fakeCloud) GetVm(_ context.Context, in *vmv1.GetVmRequest) (*vmv1.Virtu
 func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.calls = append(c.calls, "  "+oneLine(&vmv1.UpdateVmRequest{Metadata: in.GetMetadata(), Spec: in.GetSpec()}))
+	c.calls = append(c.calls, "  "+oneLine(&vmv1.UpdateVmRequest{Metadata: in.GetMetadata(), Labels: in.GetLabels(), Spec: in.GetSpec()}))
 	vm, err := c.vm(in.GetVmId())
 	if err != nil {
 		return nil, err

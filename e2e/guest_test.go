@@ -26,6 +26,14 @@ func (w *world) guestCommands(ctx context.Context, home, admin string) {
 	require.Equal(t, 1, code)
 	require.Contains(t, errs, "install the package qemu-guest-agent")
 
+	_, errs, code = w.trivet(ctx, home, "vm", "update", "web", "--metadata", "trivet/guest-exec=refused")
+	require.Zero(t, code, errs)
+	_, errs, code = w.trivet(ctx, home, "vm", "exec", "web", "--", "true")
+	require.Equal(t, 1, code)
+	require.Contains(t, errs, "does not allow commands in its guest")
+	_, errs, code = w.trivet(ctx, home, "vm", "update", "web", "--metadata", "trivet/guest-exec=allowed")
+	require.Zero(t, code, errs)
+
 	prepare := "mkdir -p /fs /etc /root && mount -t ext4 -o ro /dev/vdb /fs && ip addr add 10.9.8.7/32 dev lo && ip link set lo up" +
 		" && echo root:x:0:0::/root:/bin/sh >/etc/passwd && printf '#!/bin/sh\\ncat >/root/new\\n' >/sbin/chpasswd && chmod +x /sbin/chpasswd && "
 	// The guest agent has opened its port when the command has ended.

@@ -28,7 +28,7 @@ func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "vm", Short: "Create, run and watch VMs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s), nicCommand(s),
-		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), migrateCommand(s),
+		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), updateCommand(s), migrateCommand(s),
 		consoleCommand(s), vncCommand(s), screenshotCommand(s), execCommand(s), setPasswordCommand(s), addSSHKeyCommand(s))
 	c.AddCommand(powerCommands(s)...)
 	return c

@@ -34,7 +34,8 @@ func (p *Process) GuestMemory(ctx context.Context) (m GuestMemory, known bool, e
 	}
 	err = p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
 		if !p.statsAsked.Load() {
-			if err := conn.Do(ctx, "qom-set", object{"path": balloonPath, "property": "guest-stats-polling-interval", "value": statsInterval}, nil); err != nil {
+			interval := object{"path": balloonPath, "property": "guest-stats-polling-interval", "value": statsInterval}
+			if err := conn.Do(ctx, "qom-set", interval, nil); err != nil {
 				return err
 			}
 			p.statsAsked.Store(true)
@@ -46,6 +47,7 @@ func (p *Process) GuestMemory(ctx context.Context) (m GuestMemory, known bool, e
 	}
 	m = GuestMemory{reply.Stats.Total, reply.Stats.Available}
 	// QEMU gives the largest uint64 for a value that the driver does not report.
-	known = time.Since(time.Unix(reply.At, 0)) < statsValid && m.Total <= p.Record().Spec.MemoryMiB<<20 && m.Available <= m.Total
+	known = time.Since(time.Unix(reply.At, 0)) < statsValid &&
+		m.Total <= p.Record().Spec.MemoryMiB<<20 && m.Available <= m.Total
 	return m, known, nil
 }

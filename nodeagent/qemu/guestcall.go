@@ -31,9 +31,11 @@ const (
 // Errors of calls of the guest agent. Callers show them to tenants.
 var (
 	// ErrNoGuestAgent means that no program in the guest has opened the port of the guest agent.
-	ErrNoGuestAgent = errors.New("no guest agent runs in the guest: install the package qemu-guest-agent there and start its service")
-	errGuestSilent  = errors.New("the guest agent in the guest does not answer, or its answer is invalid: restart its service, qemu-guest-agent")
-	errFrozen       = errors.New("the guest's file systems are frozen for a snapshot: try again")
+	ErrNoGuestAgent = errors.New("no guest agent runs in the guest: " +
+		"install the package qemu-guest-agent there and start its service")
+	errGuestSilent = errors.New("the guest agent in the guest does not answer, or its answer is invalid: " +
+		"restart its service, qemu-guest-agent")
+	errFrozen = errors.New("the guest's file systems are frozen for a snapshot: try again")
 	// ErrGuestTimeout means that a program in the guest has not ended in time. It may run on.
 	ErrGuestTimeout = errors.New("the program has not ended in time")
 )

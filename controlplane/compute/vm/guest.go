@@ -45,7 +45,8 @@ func (s *Service) SetGuestPassword(ctx context.Context, t cloud.Tenant, id cloud
 	if err := checkGuestUser(user); err != nil {
 		return err
 	}
-	if password == "" || len(password) > maxGuestPassword || !utf8.ValidString(password) || strings.ContainsFunc(password, unicode.IsControl) {
+	if password == "" || len(password) > maxGuestPassword || !utf8.ValidString(password) ||
+		strings.ContainsFunc(password, unicode.IsControl) {
 		return fault.Invalid("password", "must be 1 to %d bytes of UTF-8 without control characters", maxGuestPassword)
 	}
 	_, err := s.callGuest(ctx, t, id, "", &agentv1.GuestRequest{Call: &agentv1.GuestRequest_Password{
@@ -55,7 +56,9 @@ func (s *Service) SetGuestPassword(ctx context.Context, t cloud.Tenant, id cloud
 }
 
 // AddGuestSSHKeys adds public keys to those of a user in the guest of a running VM, or replaces the keys of the user.
-func (s *Service) AddGuestSSHKeys(ctx context.Context, t cloud.Tenant, id cloud.VMID, user string, keys []string, replace bool) error {
+func (s *Service) AddGuestSSHKeys(
+	ctx context.Context, t cloud.Tenant, id cloud.VMID, user string, keys []string, replace bool,
+) error {
 	if err := checkGuestUser(user); err != nil {
 		return err
 	}
@@ -107,7 +110,9 @@ func (p guestProgram) check() error {
 
 // RunInGuest runs a program in the guest of a running VM, and waits for its end. The VM must have the metadata
 // cloud.GuestExec with the value "allowed".
-func (s *Service) RunInGuest(ctx context.Context, t cloud.Tenant, id cloud.VMID, p guestProgram) (*agentv1.GuestResult, error) {
+func (s *Service) RunInGuest(
+	ctx context.Context, t cloud.Tenant, id cloud.VMID, p guestProgram,
+) (*agentv1.GuestResult, error) {
 	if err := p.check(); err != nil {
 		return nil, err
 	}
@@ -119,20 +124,24 @@ func (s *Service) RunInGuest(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 		return nil, err
 	}
 	if out.GetTimedOut() {
-		return nil, fault.New(fault.DeadlineExceeded, "the program has not ended within %d s, and may run on in the guest", seconds)
+		return nil, fault.New(fault.DeadlineExceeded,
+			"the program has not ended within %d s, and may run on in the guest", seconds)
 	}
 	return out, nil
 }
 
 // callGuest sends a request to the guest agent in a running VM. Unless permission is empty, the metadata of the VM must
 // have this key with the value "allowed".
-func (s *Service) callGuest(ctx context.Context, t cloud.Tenant, id cloud.VMID, permission string, r *agentv1.GuestRequest) (*agentv1.GuestResult, error) {
+func (s *Service) callGuest(
+	ctx context.Context, t cloud.Tenant, id cloud.VMID, permission string, r *agentv1.GuestRequest,
+) (*agentv1.GuestResult, error) {
 	vm, err := s.Get(ctx, t, id)
 	if err != nil {
 		return nil, err
 	}
 	if permission != "" && vm.Metadata[permission] != "allowed" && !mutant.On(mutant.ExecUnpermitted) {
-		return nil, fault.New(fault.FailedPrecondition, "VM %s does not allow commands in its guest: set its metadata %s=allowed first", vm.Name, permission).
+		return nil, fault.New(fault.FailedPrecondition,
+			"VM %s does not allow commands in its guest: set its metadata %s=allowed first", vm.Name, permission).
 			WithReason("GUEST_EXEC_NOT_ALLOWED")
 	}
 	if vm.State != cloud.Running {
@@ -149,7 +158,8 @@ func (s *Service) callGuest(ctx context.Context, t cloud.Tenant, id cloud.VMID, 
 // errNotRunning returns the error for a call of the guest agent in a VM that is not RUNNING.
 func errNotRunning(vm *cloud.VM) error {
 	if vm.State == cloud.Migrating {
-		return fault.New(fault.FailedPrecondition, "VM %s is being migrated: repeat the call when it is RUNNING again", vm.Name).MayRetry()
+		return fault.New(fault.FailedPrecondition,
+			"VM %s is being migrated: repeat the call when it is RUNNING again", vm.Name).MayRetry()
 	}
 	return fault.New(fault.FailedPrecondition, "start VM %s first: it is %s", vm.Name, vm.State)
 }
