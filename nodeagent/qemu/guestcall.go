@@ -161,6 +161,10 @@ func (p *Process) RunInGuest(ctx context.Context, program GuestProgram, within t
 
 // timedOut returns the cause of the end of ctx if ctx has ended, and otherwise err.
 func timedOut(ctx context.Context, err error) error {
+	// The deadline of a connection, which is that of ctx, can pass a moment before ctx ends.
+	if deadline, ok := ctx.Deadline(); err != nil && ok && !time.Now().Before(deadline) {
+		<-ctx.Done()
+	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

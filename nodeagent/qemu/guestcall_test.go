@@ -101,6 +101,22 @@ func TestHostileGuestAgent(t *testing.T) {
 	}
 }
 
+// TestGuestProgramTimeout checks that a program whose time ends while the guest agent is silent gets ErrGuestTimeout.
+func TestGuestProgramTimeout(t *testing.T) {
+	l := newCopyLab(t)
+	agent := l.fakeAgent()
+	for _, replies := range []map[string][]string{
+		{"guest-exec": {"-"}}, {"guest-exec": {`{"return": {"pid": 7}}` + "\n"}, execStatus: {"-"}},
+		{"guest-exec": {`{"return": {"pid": 7}}` + "\n"}, execStatus: {`{"return": {"exited": false}}` + "\n"}},
+	} {
+		agent.set(func() { agent.replies = replies })
+		for range 10 {
+			_, err := l.p.RunInGuest(l.ctx, GuestProgram{Path: "sleep"}, 120*time.Millisecond)
+			require.ErrorIs(t, err, ErrGuestTimeout)
+		}
+	}
+}
+
 // TestHugeGuestOutput checks that the first maxOutput bytes of an output are kept, and that the answer is not kept in
 // memory as a whole.
 func TestHugeGuestOutput(t *testing.T) {
