@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/e2e/lab"
 	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
@@ -60,12 +62,16 @@ func (w *world) guestCommands(ctx context.Context, home, admin string) {
 	require.Zero(t, code, errs)
 	require.Equal(t, "root:"+password+"\n"+key, strings.TrimSpace(out))
 
-	// The administrator's token is in a file of this directory.
-	out, errs, code = w.trivet(ctx, admin, "--token-file", filepath.Join(admin, "token"), "--org", "default", "audit", "list")
-	require.Zero(t, code, errs)
-	for _, call := range []string{"SetGuestPassword", "AddGuestSshKeys", "RunGuestCommand"} {
-		require.Contains(t, out, call)
-	}
+	// The administrator's token is in a file of this directory. Audit records are written up to a second after a call.
+	require.NoError(t, lab.Until(ctx, "the audit has the calls", func(context.Context) error {
+		list, errs, code := w.trivet(ctx, admin, "--token-file", filepath.Join(admin, "token"), "--org", "default", "audit", "list")
+		for _, call := range []string{"SetGuestPassword", "AddGuestSshKeys", "RunGuestCommand"} {
+			if code != 0 || !strings.Contains(list, call) {
+				return fmt.Errorf("no %s in %s%s", call, list, errs)
+			}
+		}
+		return nil
+	}))
 	w.scanAll(secrets{"the guest's password": []byte(password), "the output of a program": []byte(result)})
 }
 
