@@ -20,6 +20,9 @@ func (f *fleet) injectFaults() {
 	onlyHosts := f.rng.IntN(3) == 0
 	for end := time.Now().Add(2*time.Minute + time.Duration(f.rng.IntN(60))*time.Second); time.Now().Before(end) && !f.failed(); {
 		time.Sleep(time.Duration(f.rng.Int64N(int64(2 * pace))))
+		if f.rng.IntN(4) == 0 && f.loseSource() {
+			continue
+		}
 		if onlyHosts {
 			f.loseHost()
 			continue
@@ -48,6 +51,26 @@ func (f *fleet) loseHost() {
 	time.Sleep(time.Duration(f.rng.IntN(30)) * time.Second)
 	f.net.healNetwork()
 	h.boot()
+}
+
+// loseSource takes away a host from which a guest is being migrated, before the switchover, for longer than the lease of a
+// host. It returns false if there is no such host.
+func (f *fleet) loseSource() bool {
+	for _, h := range f.hosts {
+		if !h.sends() {
+			continue
+		}
+		if f.rng.IntN(2) == 0 {
+			f.happen("sources lost before the switchover", h.crash)
+		} else {
+			f.happen("sources lost before the switchover", func() { f.isolate(h.name) })
+		}
+		time.Sleep(time.Duration(50+f.rng.IntN(40)) * time.Second)
+		f.net.healNetwork()
+		h.boot()
+		return true
+	}
+	return false
 }
 
 // fault injects one random fault. With a probability of one half it also schedules a time at which all network cuts

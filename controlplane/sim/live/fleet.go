@@ -23,8 +23,9 @@
 //
 // One member or all members are killed and restarted. Members and hosts are isolated from the network. Agents and hosts
 // restart. Guests power off and crash. Reports of agents arrive a second time, up to a minute later. All tenants create
-// VMs at the same time. A host stays down until deadlines have passed. Agents acknowledge network records late, replace
-// their SyncNetworks streams before they have acknowledged, and report that VPCs could not be applied. Meanwhile
+// VMs at the same time. A host stays down until deadlines have passed, also one from which a guest is being migrated.
+// Agents acknowledge network records late, replace their SyncNetworks streams before they have acknowledged, and report
+// that VPCs could not be applied. Meanwhile
 // tenants create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs and volumes, create, enlarge
 // and delete volumes, create and delete snapshots of volumes and VMs, make volumes from snapshots, and create, change
 // and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating IPs, NAT gateways and route tables.

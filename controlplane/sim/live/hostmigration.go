@@ -141,6 +141,18 @@ func (d *driven) receive(want *agentv1.AssignedVm, g *guest) plan {
 	return reportOnly(g)
 }
 
+// sends reports whether a guest of the host is being migrated to another host, and has not been handed over.
+func (h *host) sends() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, g := range h.guests {
+		if g.proc != nil && g.proc.incoming == 0 && (g.migration.state == cloud.MigrationPrepared || g.migration.state == cloud.MigrationTransferring) {
+			return true
+		}
+	}
+	return false
+}
+
 // pause pauses the guest on the source, which then waits for the switchover.
 func (h *host) pause(id cloud.VMID, attempt uint64) {
 	h.mu.Lock()
