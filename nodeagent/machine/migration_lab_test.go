@@ -3,6 +3,7 @@ package machine
 import (
 	"crypto/ed25519"
 	"crypto/x509"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -494,5 +495,32 @@ func TestMigrationRefused(t *testing.T) {
 	m.machine = []byte(strings.Replace(string(whole), `"memory_mib":64`, `"memory_mib":64,"uefi":true`, 1))
 	m.enterAt(m.target, prepare)
 	require.Contains(t, m.reports(m.target, cloud.MigrationFailed).Error, "UEFI variables or a TPM")
+	m.aborted()
+}
+
+// TestMigrationTargetUnprepared ends the agent of the target after it has launched QEMU and before it has made QEMU wait
+// for the guest. The next agent must end QEMU and report the failure.
+func TestMigrationTargetUnprepared(t *testing.T) {
+	m := newMove(t)
+	launched, ended := make(chan struct{}), make(chan struct{})
+	identity := m.target.migration.Identity
+	m.target.stop()
+	m.target.migration.Identity = func() (tunnel.Identity, error) { // called after the launch
+		close(launched)
+		<-ended
+		return tunnel.Identity{}, errors.New("the agent ends")
+	}
+	m.target.start()
+	m.target.SetGuarded(true)
+	m.enterAt(m.source, prepare)
+	m.machine = m.reports(m.source, cloud.MigrationPrepared).Machine
+	m.enterAt(m.target, prepare)
+	<-launched
+	m.target.qemu(m.vm.VmId)
+	time.AfterFunc(100*time.Millisecond, func() { close(ended) })
+	m.target.stop()
+	m.target.migration.Identity = identity
+	m.restart(m.target)
+	m.reports(m.target, cloud.MigrationFailed)
 	m.aborted()
 }

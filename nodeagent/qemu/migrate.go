@@ -157,7 +157,9 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 		} `json:"ram"`
 	}
 	if err := conn.Do(ctx, "query-migrate", nil, &info); err != nil {
-		return Migration{}, err
+		// QEMU refuses the command only before the end of preconfig: the agent that started QEMU ended before it called
+		// configure. There is no migration then.
+		return Migration{}, refused(err)
 	}
 	m := Migration{Status: info.Status, Error: printable(info.Error, 300), DowntimeMS: info.Downtime}
 	m.TotalBytes, m.SentBytes = info.RAM.Total, info.RAM.Total-min(info.RAM.Remaining, info.RAM.Total)

@@ -9,11 +9,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
+	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
 // migration is a migration of a guest from the QEMU of the lab source to the QEMU of another lab.
@@ -241,4 +244,25 @@ func TestRollback(t *testing.T) {
 
 func runImg(args ...string) ([]byte, error) {
 	return exec.Command("qemu-img", args...).CombinedOutput()
+}
+
+// TestMigrationBeforeConfigure queries the migration of a QEMU that waits for configure, as if the agent had been killed
+// before. Without an answer, the QEMU of a target would count as unresponsive, and would not be ended.
+func TestMigrationBeforeConfigure(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "qmp")
+	c := exec.Command(testenv.Program(t, "qemu-system-x86_64"), "-nodefaults", "-display", "none", "-accel", "tcg", "-S",
+		preconfig, "-incoming", "defer", "-qmp", "unix:"+path+",server=on,wait=off")
+	require.NoError(t, c.Start())
+	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+	socket := qmp.NewSocket(path)
+	t.Cleanup(func() { _ = socket.Close() })
+	var conn *qmp.Conn
+	require.Eventually(t, func() (ok bool) {
+		var err error
+		conn, err = socket.Conn(t.Context())
+		return err == nil
+	}, 30*time.Second, 10*time.Millisecond)
+	m, err := queryMigration(t.Context(), conn)
+	require.NoError(t, err)
+	require.Equal(t, Migration{}, m)
 }
