@@ -30,8 +30,8 @@ const (
 	readyWait = 5 * time.Minute
 )
 
-// safeName matches the names of hosts that may be inserted in a command for the shell. Hosts choose their names, so
-// other names could run commands of the host's choice.
+// safeName matches the names of hosts that may be inserted in a command for the shell. A host reports its own name. A
+// hostile host could otherwise inject shell commands into --run.
 var safeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 func rollingDrainCommand(s *session.Session) *cobra.Command {
@@ -48,8 +48,8 @@ Without --run and --reboot-wait, the command waits after each drain until the ho
 uncordon".
 
 The command stops at the first failure, and says at which host. That host stays as it is then, for example DRAINING or in
-MAINTENANCE. With --from the command continues at this host. Hosts that are cordoned already are refused: exclude them by
-their labels, or uncordon them.`,
+MAINTENANCE. With --from the command continues at this host. Other hosts that are CORDONED, DRAINING or in MAINTENANCE are
+refused, because another operator may use them: exclude them by their labels, or uncordon them.`,
 		Example: `  trivet cluster rolling-drain --run 'ssh root@{host} reboot' --reboot-wait 15m
   trivet cluster rolling-drain --label rack=7 --run './upgrade-agent {host}' --from host3`,
 		Args: session.Exactly(),
@@ -138,16 +138,17 @@ func (r *rollingDrain) hosts(ctx context.Context) ([]*vmv1.Node, error) {
 		if i > 0 && n.GetName() == hosts[i-1].GetName() {
 			return nil, fmt.Errorf("several hosts have the name %s", n.GetName())
 		}
-		if n.GetState() != vmv1.NodeState_NODE_STATE_CORDONED {
+		switch n.GetState() {
+		case vmv1.NodeState_NODE_STATE_CORDONED, vmv1.NodeState_NODE_STATE_DRAINING, vmv1.NodeState_NODE_STATE_MAINTENANCE:
+		default:
 			continue
 		}
-		d, err := r.get(ctx, n)
-		if err != nil {
-			return nil, err
+		if i == 0 && r.from != "" { // the host at which an earlier run stopped
+			continue
 		}
-		if d.GetDrain() == nil { // an operator has cordoned the host for another purpose
-			return nil, fmt.Errorf("host %s is CORDONED: uncordon it, or exclude it with --label", n.GetName())
-		}
+		// Another operator uses the host. It must not be uncordoned, and its drain must not be changed.
+		state := strings.TrimPrefix(n.GetState().String(), "NODE_STATE_")
+		return nil, fmt.Errorf("host %s is %s: uncordon it, or exclude it with --label", n.GetName(), state)
 	}
 	return hosts, nil
 }

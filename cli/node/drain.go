@@ -86,10 +86,17 @@ host. If VMs run on the host when the time of --within has passed, the drain end
 			return err
 		}
 		if cancel {
+			if wait || f.Force || f.Within != 0 {
+				return session.Usagef("--cancel cannot be used with --wait, --force and --within")
+			}
 			if _, err := operatorv1.NewOperatorServiceClient(conn).CancelDrain(ctx, &operatorv1.CancelDrainRequest{NodeId: id}); err != nil {
 				return err
 			}
-			return s.Done(args[0], "drain cancelled")
+			n, err := vmv1.NewNodeServiceClient(conn).GetNode(ctx, &vmv1.GetNodeRequest{NodeId: id})
+			if err != nil {
+				return err
+			}
+			return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return printRow(w, s.Now(), n) })
 		}
 		request, err := f.Request(id)
 		if err != nil {
@@ -170,7 +177,7 @@ func drainText(d *operatorv1.Drain) string {
 		parts = append(parts, "moving "+strings.Join(moving, ", "))
 	}
 	for _, one := range []struct{ status, text string }{
-		{statusCannotMove, "%d cannot be moved"}, {statusShuttingDown, "%d are shut down"},
+		{statusCannotMove, "%d cannot be moved"}, {statusShuttingDown, "%d being shut down"}, {statusShutDown, "%d shut down"},
 	} {
 		if n := count[one.status]; n > 0 {
 			parts = append(parts, fmt.Sprintf(one.text, n))

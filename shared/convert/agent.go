@@ -23,6 +23,9 @@ func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline, Nics: assignedNICs(vm.Spec.Network),
 		MetadataTokensOptional: vm.TokensOptional(), RolledBackAttempt: vm.RolledBack,
 	}
+	if r := vm.LastMigration; out.RolledBackAttempt == 0 && r != nil && !r.Moved {
+		out.RolledBackAttempt = r.Attempt // the record of an earlier version has no RolledBack
+	}
 	if out.CpuModel == "" {
 		out.CpuModel = vm.BaselineCPU
 	}
