@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -56,8 +57,8 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 	}
 }
 
-// TestMigration moves a guest with a network interface between two hosts, and then drains its host: see migrate and
-// drain.
+// TestMigration moves a guest with a network interface between two hosts, and drains its host: see migrate and drain.
+// Then it moves a guest with a disk with some of the failures of TestMigrationFaults.
 func TestMigration(t *testing.T) {
 	c := newNetworkCloud(t, 2)
 	_, subnets := c.vpc("prod", "10.0.0.0/16", "10.0.1.0/24")
@@ -66,4 +67,14 @@ func TestMigration(t *testing.T) {
 	b := c.boot("b", 1, &vmv1.NetworkSpec{SubnetId: subnet})
 	c.migrate(a, b, 1)
 	c.drain(a, b, 1)
+	g := c.newFaultyGuest("faulty", subnet, 0)
+	for _, cell := range []struct{ fault, point string }{
+		{"target QEMU", "commit"}, {"source agent", "switch"}, {"leader", "transfer"},
+	} {
+		c.run(cell.fault+" at "+cell.point, func(t *testing.T) {
+			f := slices.IndexFunc(migrationFaults, func(f migrationFault) bool { return f.name == cell.fault })
+			p := slices.IndexFunc(migrationPoints, func(p migrationPoint) bool { return p.name == cell.point })
+			g.strike(migrationFaults[f], migrationPoints[p])
+		})
+	}
 }

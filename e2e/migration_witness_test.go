@@ -25,8 +25,8 @@ type witness struct {
 	done sync.WaitGroup
 
 	mu sync.Mutex
-	// runs has the hosts whose guest has printed something, in the order in which that was observed. A host follows itself
-	// never.
+	// runs has the hosts whose guest has printed something, in the order in which that was observed. No host follows
+	// itself.
 	runs []int
 	// acknowledged is the last number that the guest has written and synced, tried the last one that it may have written.
 	acknowledged, tried int
@@ -47,8 +47,10 @@ func (g *faultyGuest) watch() *witness {
 	if g.witness != nil {
 		w.acknowledged, w.tried = g.witness.acknowledged, g.witness.tried
 	}
-	w.write(g.c.context(time.Minute), g.source)
-	require.Equal(g.c.t, w.tried, w.acknowledged)
+	limit := g.c.context(time.Minute)
+	for w.write(limit, g.source); w.tried != w.acknowledged; w.write(limit, g.source) {
+		require.NoError(g.c.t, limit.Err(), "the guest cannot write its disk")
+	}
 	ctx, cancel := context.WithCancel(g.c.t.Context())
 	w.end = cancel
 	w.done.Go(func() { w.watchConsoles(ctx) })
@@ -115,6 +117,11 @@ func (w *witness) stop() {
 // number that it has acknowledged, or a later one.
 func (w *witness) check(node int) {
 	t := w.g.c.t
+	w.g.await("the guest prints on its host", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.runs) > 0 && w.runs[len(w.runs)-1] == node
+	})
 	w.stop()
 	want := []int{w.g.source}
 	if node == w.g.target {

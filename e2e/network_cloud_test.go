@@ -21,6 +21,7 @@ type networkCloud struct {
 	hosts  []*lab.Agent
 	ids    []string // of hosts
 	images lab.GuestImages
+	spaces *lab.Hosts // the network namespaces of the hosts
 	// external is the external network "internet" of all hosts.
 	external *lab.External
 	// networks and vms call member 1 as the tenant ada of the project default.
@@ -39,6 +40,7 @@ func newNetworkCloud(t *testing.T, count int) *networkCloud {
 	spaces, err := lab.NewHosts(numbers...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, spaces.Close()) })
+	c.spaces = spaces
 	c.external, err = lab.NewExternal(spaces)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.external.Close()) })

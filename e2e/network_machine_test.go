@@ -29,19 +29,27 @@ func (c *networkCloud) boot(name string, host int, nics ...*vmv1.NetworkSpec) *m
 
 func (c *networkCloud) bootWith(name string, host int, metadata map[string]string, nics ...*vmv1.NetworkSpec) *machine {
 	c.t.Helper()
+	return c.bootFrom(name, host, func(r *vmv1.CreateVmRequest) { r.Metadata = metadata }, nics...)
+}
+
+// bootFrom is boot for a VM whose request the function change changes.
+func (c *networkCloud) bootFrom(name string, host int, change func(*vmv1.CreateVmRequest), nics ...*vmv1.NetworkSpec) *machine {
+	c.t.Helper()
 	ctx := c.context(2 * time.Minute)
 	for i, n := range nics {
 		if n.Id == "" {
 			n.Id = fmt.Sprintf("nic%d", i)
 		}
 	}
-	vm, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{
-		Name: name, Metadata: metadata, Labels: map[string]string{"trivet/node-selector": "host=" + c.hosts[host].Name},
+	r := &vmv1.CreateVmRequest{
+		Name: name, Labels: map[string]string{"trivet/node-selector": "host=" + c.hosts[host].Name},
 		Spec: &vmv1.VmSpec{
 			Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 192}, Network: nics,
 			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
 		},
-	})
+	}
+	change(r)
+	vm, err := c.vms.CreateVm(ctx, r)
 	require.NoError(c.t, err)
 	require.Equal(c.t, c.ids[host], vm.GetNodeId())
 	_, err = c.vms.StartVm(ctx, &vmv1.StartVmRequest{VmId: vm.GetId()})

@@ -127,6 +127,18 @@ func (a *Agent) EndGuests(ctx context.Context) (int, error) {
 	return len(names), errors.Join(errs...)
 }
 
+// Guest returns the pid of a VM's QEMU on this host, or 0.
+func (a *Agent) Guest(vm string) int {
+	tree, err := cgroup.Open(a.Cgroup) // It stays open: Close would remove an empty tree, which the agent needs.
+	if err != nil {
+		return 0
+	}
+	if procs, err := tree.Procs(vm); err == nil && len(procs) > 0 {
+		return procs[0]
+	}
+	return 0
+}
+
 // RemoveNetworks removes the network namespaces of the VPCs that the agent made. The agent and its guests must have ended.
 func (a *Agent) RemoveNetworks() error {
 	prefix, _ := a.Network["prefix"].(string)
