@@ -82,11 +82,11 @@ func (l *listenerSet) serveSplit(name, address string, g *grpc.Server, h http.Ha
 }
 
 // newHTTPServer returns a server with the time limits of every HTTP port: the header of a request must arrive within 10
-// s, the entire request within 30 s, and the response may take up to 2 minutes.
+// s, the entire request within 30 s, and the response must be sent within 2 minutes after the header. Package rest
+// extends the last limit when a handler has returned, because some calls wait longer.
 func (l *listenerSet) newHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
-		// The longest wait of a REST call is the stop of a VM: 30 s plus a margin.
 		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(l.log.Handler(), slog.LevelDebug),
 	}

@@ -253,7 +253,7 @@ func RequestID(ctx context.Context) string {
 }
 
 // handler returns an http.Handler that runs h with a request ID, a limit on the body size, and panic recovery. It sends
-// the result in the JSON envelope, and records the log line and the metrics.
+// the result in the JSON envelope, and records the log line and the metrics. The time that h takes is not limited.
 func (s *Server) handler(route string, h Handler) http.Handler {
 	limit := cmp.Or(s.limits[route], s.opts.MaxBody)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -263,6 +263,8 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 		r.Body = http.MaxBytesReader(w, r.Body, limit)
 		resp := &Response{Status: http.StatusOK, header: w.Header()}
 		data, err := s.call(h, resp, r)
+		// The handler may have taken longer than the server's WriteTimeout. Response writers of tests have no deadlines.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(chunkTime))
 		status, began := resp.Status, false
 		if err == nil {
 			began, err = s.answer(w, r, status, data, id)

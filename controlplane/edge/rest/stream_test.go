@@ -2,6 +2,7 @@ package rest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -107,6 +109,52 @@ func TestStreams(t *testing.T) {
 	require.Equal(t, "n", head.Header.Get("X-Note"))
 	server.Close()
 	require.Contains(t, log.String(), "the disk is gone")
+}
+
+// TestSlowHandlers checks that a handler may take longer than the server's ReadTimeout and WriteTimeout: its context must
+// not be canceled, and the client must get the response.
+func TestSlowHandlers(t *testing.T) {
+	const limit = 100 * time.Millisecond
+	s := New(Options{
+		Service: fault.VM, Name: "vm", Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler),
+	})
+	wait := func(r *http.Request) (any, error) {
+		select {
+		case <-r.Context().Done():
+			return nil, context.Cause(r.Context())
+		case <-time.After(3 * limit):
+			return "slow", nil
+		}
+	}
+	s.HandleOpen("GET", "/slow", "a test", func(_ *Response, r *http.Request) (any, error) { return wait(r) })
+	s.HandleOpen("POST", "/slow", "a test", func(_ *Response, r *http.Request) (any, error) {
+		if _, err := Decode(r, &thing{}); err != nil {
+			return nil, err
+		}
+		return wait(r)
+	})
+	server := httptest.NewUnstartedServer(s)
+	server.Config.ReadTimeout, server.Config.WriteTimeout = limit, limit
+	server.Start()
+	t.Cleanup(server.Close)
+	for range 2 { // the second request uses the same connection
+		for _, method := range []string{"GET", "POST"} {
+			body := io.Reader(http.NoBody)
+			if method == "POST" {
+				body = strings.NewReader(`{"name": "a"}`)
+			}
+			r, err := http.NewRequest(method, server.URL+"/slow", body)
+			require.NoError(t, err)
+			r.Header.Set("Content-Type", "application/json")
+			resp, err := http.DefaultClient.Do(r)
+			require.NoError(t, err, method)
+			text, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			require.NoError(t, err, method)
+			require.Equal(t, http.StatusOK, resp.StatusCode, "%s: %s", method, text)
+			require.Contains(t, string(text), `"data":"slow"`)
+		}
+	}
 }
 
 // TestServiceLimits checks the options of a server: the limit of the body and further host names for open routes. A
