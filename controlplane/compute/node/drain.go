@@ -28,6 +28,8 @@ type DrainedVM struct {
 	// Moved is true if the drain has moved the VM to the host To.
 	Moved bool
 	To    cloud.NodeID
+	// NoHost is why the VM, which did not run, did not get another host. It is empty if that was not tried.
+	NoHost string
 	// ShutDown is true if the drain has requested that the VM is shut down.
 	ShutDown bool
 }
@@ -46,10 +48,10 @@ type drainRequest struct {
 
 var drainCommand = leader.NewCommand("node.drain", leader.Repeatable, (*Service).drainOnLeader)
 
-// drain records the request to drain a host, and returns the host's record. Package vm moves the VMs. The caller must
+// Drain records the request to drain a host, and returns the host's record. Package vm moves the VMs. The caller must
 // already be authorized. A drain that is under way gets the new values of force and of the deadline, and goes on. A host
-// in maintenance is not changed. drain returns FailedPrecondition with ReasonNotReady if the host does not answer.
-func (s *Service) drain(ctx context.Context, id cloud.NodeID, force bool, seconds uint32) (cloud.Node, error) {
+// in maintenance is not changed. Drain returns FailedPrecondition with ReasonNotReady if the host does not answer.
+func (s *Service) Drain(ctx context.Context, id cloud.NodeID, force bool, seconds uint32) (cloud.Node, error) {
 	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
 		return cloud.Node{}, err
 	}

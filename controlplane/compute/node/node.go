@@ -311,9 +311,17 @@ type cordonRequest struct {
 
 var cordonCommand = leader.NewCommand("node.cordon", leader.Repeatable, (*Service).cordonOnLeader)
 
-// cordonOnLeader sets whether the scheduler may place new VMs on a host, and returns the host's record. To uncordon a
-// host also ends its drain or its maintenance; migrations that have begun go on. To cordon a host that is drained or in
-// maintenance changes nothing, because it is cordoned already.
+// Cordon sets whether the scheduler may place new VMs on a host, and returns the host's record. The caller must already
+// be authorized. If cordon is false, Cordon also ends the drain or the maintenance of the host; migrations that have
+// begun go on. If cordon is true, a host that is drained or in maintenance is not changed: it is cordoned already.
+func (s *Service) Cordon(ctx context.Context, id cloud.NodeID, cordon bool) (cloud.Node, error) {
+	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
+		return cloud.Node{}, err
+	}
+	return cordonCommand.Call(ctx, s.opts.Commands, cordonRequest{id, cordon})
+}
+
+// cordonOnLeader implements Cordon on the leader.
 func (s *Service) cordonOnLeader(ctx context.Context, q cordonRequest) (n cloud.Node, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		have, err := Nodes.Get(tx, string(q.Node))

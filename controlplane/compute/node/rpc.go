@@ -74,10 +74,7 @@ func (r *server) cordon(ctx context.Context, method auth.Method, id string, cord
 	if _, err := auth.Admit(ctx, method, "", ""); err != nil {
 		return nil, err
 	}
-	if err := cloud.CheckUUID("node_id", id); err != nil {
-		return nil, err
-	}
-	n, err := cordonCommand.Call(ctx, r.s.opts.Commands, cordonRequest{cloud.NodeID(id), cordon})
+	n, err := r.s.Cordon(ctx, cloud.NodeID(id), cordon)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +85,7 @@ func (r *server) DrainNode(ctx context.Context, in *vmv1.DrainNodeRequest) (*vmv
 	if _, err := auth.Admit(ctx, service+"DrainNode", "", ""); err != nil {
 		return nil, err
 	}
-	n, err := r.s.drain(ctx, cloud.NodeID(in.GetNodeId()), in.GetForce(), in.GetTimeoutSeconds())
+	n, err := r.s.Drain(ctx, cloud.NodeID(in.GetNodeId()), in.GetForce(), in.GetTimeoutSeconds())
 	if err != nil {
 		return nil, err
 	}

@@ -105,7 +105,7 @@ func (a *witness) commit(p *process, events []watch.Event) {
 	if err := a.networks.endRevision(); err != nil {
 		a.f.fail("revision %d: %v", revision, err)
 	}
-	if err := cmp.Or(a.balance(), a.balanceVolumes()); err != nil {
+	if err := cmp.Or(a.balance(), a.balanceVolumes(), a.checkMaintenance()); err != nil {
 		a.f.fail("revision %d: %v", revision, err)
 	}
 }
@@ -136,7 +136,11 @@ func (a *witness) change(e watch.Event) error {
 			return fmt.Errorf("node %s is deleted", parts[1])
 		}
 		n, err := decode[cloud.Node](e.KV.Value)
+		before := a.nodes[cloud.NodeID(parts[1])]
 		a.nodes[cloud.NodeID(parts[1])] = n
+		if err == nil {
+			a.countDrain(before, n)
+		}
 		return err
 	case "placed":
 		on, id := cloud.NodeID(parts[1]), cloud.VMID(parts[2])

@@ -29,7 +29,8 @@
 // tenants create, start, stop, reboot, reset, delete and list VMs, attach and detach NICs and volumes, create, enlarge
 // and delete volumes, create and delete snapshots of volumes and VMs, make volumes from snapshots, and create, change
 // and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating IPs, NAT gateways and route tables.
-// They repeat each call, under one idempotency key, until they get a response.
+// They repeat each call, under one idempotency key, until they get a response. An operator drains one host after the
+// other, and uncordons it during the drain, after it or in its maintenance.
 //
 // # Checked guarantees
 //
@@ -38,6 +39,7 @@
 //     has one name, one placement, and one usage record per image. An idempotency key creates at most one VM.
 //     Generations and the counters of the desired state never decrease, and a changed desired state has a new
 //     generation. A VM whose recorded state is STOPPED has no process.
+//   - After every commit: no VM runs, starts or is to run on a host in maintenance, or has a process there.
 //   - On the hosts: a VM has at most one process, and all its processes are on one host. Each start is executed once.
 //     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
 //   - After every commit, for volumes: an attached volume belongs to one VM, which has the volume as a disk, or which
@@ -264,6 +266,7 @@ func (f *fleet) run(dir string) (err error) {
 		f.tenants = append(f.tenants, t)
 		work.Go(func() { t.life(ctx) })
 	}
+	work.Go(func() { f.drainHosts(ctx) })
 	f.injectFaults()
 	f.heal()
 	work.Wait()
