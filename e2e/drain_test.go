@@ -119,3 +119,60 @@ func (c *networkCloud) createAndDelete(on string) (stop func()) {
 		require.NoError(c.t, <-done)
 	}
 }
+
+// drainPortable drains the first host, on which a VM with one volume in the shared pool has been stopped. The VM must get
+// the second host, stay STOPPED there, and have its data when it is started.
+func (s *sharedStory) drainPortable() {
+	s.t.Helper()
+	const org = "default"
+	created, err := s.admin.Volumes.CreateVolume(s.ctx, &vmv1.CreateVolumeRequest{Name: "portable", OrgId: org, ProjectId: org, SizeGib: 1, StorageClass: "shared"})
+	require.NoError(s.t, err)
+	vm, err := s.admin.VMs.CreateVm(s.ctx, &vmv1.CreateVmRequest{
+		Name: "portable", OrgId: org, ProjectId: org, Labels: map[string]string{"trivet/node-selector": "host=" + s.hosts[0].Name},
+		Spec: &vmv1.VmSpec{
+			Memory: &vmv1.MemorySpec{SizeMib: 192},
+			Boot:   &vmv1.BootSpec{Kernel: s.images.Kernel, Initrd: s.images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
+			Disks:  []*vmv1.DiskSpec{{Id: "root", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: created.GetId()}}}},
+		},
+	})
+	require.NoError(s.t, err)
+	others := s.vms
+	defer func() { s.vms = others }()
+	s.vms = [2]string{vm.GetId(), vm.GetId()}
+	start := &vmv1.StartVmRequest{OrgId: org, ProjectId: org, VmId: vm.GetId()}
+	_, err = s.admin.VMs.StartVm(s.ctx, start)
+	require.NoError(s.t, err)
+	require.NoError(s.t, consoleSays(s.ctx, s.world, vm.GetId(), banner, 1))
+	s.guest(0, "write vda portable", written("portable"))
+	_, err = s.admin.VMs.StopVm(s.ctx, &vmv1.StopVmRequest{OrgId: org, ProjectId: org, VmId: vm.GetId(), Force: true})
+	require.NoError(s.t, err)
+	_, err = s.admin.VMs.UpdateVm(s.ctx, &vmv1.UpdateVmRequest{OrgId: org, ProjectId: org, VmId: vm.GetId(), Labels: map[string]string{"trivet/node-selector": ""}})
+	require.NoError(s.t, err)
+	var ids [2]string
+	for i, host := range s.hosts {
+		n, err := s.admin.AwaitNode(s.ctx, host.Name)
+		require.NoError(s.t, err)
+		ids[i] = n.GetId()
+	}
+	_, err = s.admin.Nodes.DrainNode(s.ctx, &vmv1.DrainNodeRequest{NodeId: ids[0]})
+	require.NoError(s.t, err)
+	require.NoError(s.t, lab.Until(s.ctx, "the VM is STOPPED on the other host", func(ctx context.Context) error {
+		vm, err := s.admin.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: org, ProjectId: org, VmId: vm.GetId()})
+		if err == nil && (vm.GetNodeId() != ids[1] || vm.GetState() != vmv1.VmState_VM_STATE_STOPPED) {
+			err = fmt.Errorf("it is %s on %q: %s", vm.GetState(), vm.GetNodeId(), vm.GetStatus().GetLastError())
+		}
+		return err
+	}))
+	_, err = s.admin.Nodes.UncordonNode(s.ctx, &vmv1.UncordonNodeRequest{NodeId: ids[0]})
+	require.NoError(s.t, err)
+	_, err = s.admin.VMs.StartVm(s.ctx, start)
+	require.NoError(s.t, err)
+	require.NoError(s.t, consoleSays(s.ctx, s.world, vm.GetId(), banner, 1))
+	s.guest(1, "sum vda", "SUM dev=vda off=0 len=1048576 "+written("portable"))
+	_, err = s.admin.VMs.DeleteVm(s.ctx, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: org, VmId: vm.GetId(), Force: true})
+	require.NoError(s.t, err)
+	require.NoError(s.t, lab.Until(s.ctx, "the volume is deleted", func(ctx context.Context) error {
+		_, err := s.admin.Volumes.DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{OrgId: org, ProjectId: org, VolumeId: created.GetId()})
+		return err
+	}))
+}

@@ -127,7 +127,7 @@ func (s *sharedStory) volume(ctx context.Context, id string) (*vmv1.Volume, erro
 }
 
 // testSharedPool moves a volume of a shared pool between VMs on two hosts, which also try to attach it at the same time.
-// A snapshot that the first host made becomes a volume on the second one. The second host is lost with the volume: while
+// A snapshot that the first host made becomes a volume on the second one. The first host is drained. The second host is lost with the volume: while
 // its guest still runs, no other host gets the volume, and afterwards the first host does.
 func testSharedPool(t *testing.T, w *world, images lab.GuestImages) {
 	classes := storagev1.NewStorageClassServiceClient(w.admin.Conn())
@@ -192,6 +192,7 @@ func testSharedPool(t *testing.T, w *world, images lab.GuestImages) {
 	require.NoError(t, lab.Until(s.ctx, "the copy is attached", func(context.Context) error { return s.attach(1, copied.GetId(), "copy") }))
 	s.guest(1, "sum vdc", "SUM dev=vdc off=0 len=1048576 "+written("first"))
 
+	s.drainPortable()
 	s.loseHost(data)
 	require.NoError(t, s.attach(0, data, "data"))
 	s.guest(0, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("third"))

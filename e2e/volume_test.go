@@ -117,8 +117,10 @@ func TestVolumes(t *testing.T) {
 	w.command(ctx, vms[1], "write vdc third", written("third"))
 	scratch := blank.GetSpec().GetDisks()[2].GetSource().GetVolumeId()
 
-	_, err = w.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: org, VmId: vms[1], Force: true})
-	require.NoError(t, err)
+	for _, id := range vms {
+		_, err = w.admin.VMs.DeleteVm(ctx, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: org, VmId: id, Force: true})
+		require.NoError(t, err)
+	}
 	for _, id := range []string{volume.GetId(), scratch} {
 		require.NoError(t, lab.Until(ctx, "the volume is deleted", func(ctx context.Context) error {
 			_, err := w.admin.Volumes.DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{OrgId: org, ProjectId: org, VolumeId: id})

@@ -68,8 +68,8 @@ progress. With --wait the command shows the progress, and returns when the host 
 interrupted, the drain goes on.
 
 VMs that cannot be moved go on running, and the drain names them with the reason. With --force they are shut down after
-the other VMs have left. They stay stopped: start them when the maintenance has ended. VMs that do not run stay on the
-host. If VMs run on the host when the time of --within has passed, the drain ends, and the host is CORDONED.`,
+the other VMs have left. They stay stopped: start them when the maintenance has ended. A stopped VM gets another
+host if all its disks are volumes that other hosts can use; other VMs that do not run stay on the host. If VMs run on the host when the time of --within has passed, the drain ends, and the host is CORDONED.`,
 		Example: `  trivet node drain host1 --wait
   trivet node drain host1 --force --within 30m
   trivet node drain host1 --cancel`,

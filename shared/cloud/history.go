@@ -62,6 +62,7 @@ var causes = map[Event]string{
 	Placed:               "it was placed on a host",
 	MigrateRequested:     "its migration to another host began",
 	MigrationEnded:       "its migration ended",
+	HostDrained:          "its host is drained",
 }
 
 // Cause returns why the state changed, as a short sentence about the VM.

@@ -61,19 +61,31 @@ type Recovery struct {
 // neither run the VM nor write to its volumes. A VM that should run is started again on its next host, with the size of
 // a pending resize. The result of vm.Reserved can be smaller afterwards: the caller must release the difference.
 // LoseHost returns FailedPrecondition if the VM has no host, or if its state does not allow the event HostLost.
-func (vm *VM) LoseHost(now Time) error {
+func (vm *VM) LoseHost(now Time) error { return vm.leaveHost(HostLost, "its host is lost", now) }
+
+// LeaveDrainedHost changes a STOPPED VM whose host is drained to PENDING, without a host, as LoseHost does. It returns
+// FailedPrecondition if the VM is not STOPPED or is to run.
+func (vm *VM) LeaveDrainedHost(now Time) error {
+	if vm.Desired.On || vm.Desired.StartAfterStop {
+		return fault.New(fault.FailedPrecondition, "VM %s is to run", vm.Name)
+	}
+	return vm.leaveHost(HostDrained, "its host is drained", now)
+}
+
+// leaveHost changes the VM to PENDING, without a host, because of the event ev. why is the reason in a text.
+func (vm *VM) leaveHost(ev Event, why string, now Time) error {
 	lost := vm.Node
 	if lost == "" {
 		return fault.New(fault.FailedPrecondition, "VM %s is not placed on a host", vm.Name)
 	}
-	if err := vm.Apply(HostLost, now); err != nil {
+	if err := vm.Apply(ev, now); err != nil {
 		return err
 	}
 	vm.Generation++
 	vm.endResize()
 	vm.Node = ""
 	vm.Recovery = &Recovery{From: lost, Began: now}
-	vm.Status = Status{LastError: "the VM waits for another host: its host is lost"}
+	vm.Status = Status{LastError: "the VM waits for another host: " + why}
 	vm.NICRefusal, vm.DiskRefusal = nil, nil
 	return nil
 }

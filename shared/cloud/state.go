@@ -53,11 +53,13 @@ const (
 	// A call has begun a live migration, and the migration has ended:
 	MigrateRequested
 	MigrationEnded
+	// The leader moves a STOPPED VM from a host that is drained:
+	HostDrained
 )
 
 func (e Event) String() string {
 	return [...]string{"start", "stop", "cut", "delete", "forced delete", "built", "build failed", "up", "launch failed",
-		"guest off", "died", "off", "timed out", "recover", "place", "migrate", "end the migration of"}[min(e, MigrationEnded)]
+		"guest off", "died", "off", "timed out", "recover", "place", "migrate", "end the migration of", "move"}[min(e, HostDrained)]
 }
 
 // next is the life cycle of a VM: the next state for each state and event. A transition without an entry is refused.
@@ -76,7 +78,7 @@ var next = map[State]map[Event]State{
 	},
 	Stopped: {
 		StartRequested: Starting, StopRequested: Stopped, PowerOffRequested: Stopped,
-		DeleteRequested: Deleted, ForceDeleteRequested: Deleted, HostLost: Pending,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted, HostLost: Pending, HostDrained: Pending,
 	},
 	Starting: {
 		StartRequested: Starting, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,

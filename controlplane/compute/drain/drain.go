@@ -8,7 +8,8 @@
 //     failures it is not tried again. One failing VM does not delay the others.
 //   - With force, VMs that cannot be moved are shut down, but only when no other VM moves or can be moved: until then a
 //     move may make room, and the operator can still cancel the drain.
-//   - A VM that does not run and is not to run stays on the host. It does not prevent maintenance.
+//   - A STOPPED VM all of whose disks are volumes that other hosts can use gets another host without a migration. Any
+//     other VM that does not run and is not to run stays on the host, and does not prevent maintenance.
 package drain
 
 import (
@@ -26,6 +27,8 @@ const (
 	Parallel = 2
 	// MaxArriving is the maximum number of VMs that drains move to one host at a time.
 	MaxArriving = 2
+	// maxRelocations is the maximum number of VMs that Next relocates at a time.
+	maxRelocations = 20
 	// MaxTries is the number of failed tries after which a VM is not tried again.
 	MaxTries = 10
 	// hopelessTries is the number of failed tries after which a VM counts as one that cannot be moved. It is still tried
@@ -48,6 +51,10 @@ type VM struct {
 	Activity Activity
 	// Why explains the activity, as the predicate of a sentence whose subject is the VM.
 	Why string
+	// Portable is true if the VM is Off and can get another host without a migration. NoHost is why this failed, or empty
+	// if it was not tried.
+	Portable bool
+	NoHost   string
 	// Tries is the number of tries to move the VM that have failed. Error is why the last one failed, and Next the time
 	// before which the VM is not tried again.
 	Tries int
@@ -66,10 +73,12 @@ const (
 	ShutDown
 	// CancelArrival cancels the migration of the VM to the drained host.
 	CancelArrival
+	// Relocate gives a VM that does not run another host.
+	Relocate
 )
 
 func (a Action) String() string {
-	return [...]string{"wait", "move", "shut down", "cancel arrival"}[min(a, CancelArrival)]
+	return [...]string{"wait", "move", "shut down", "cancel arrival", "relocate"}[min(a, Relocate)]
 }
 
 // Decision is the decision for one VM.
@@ -98,19 +107,23 @@ func Next(d *cloud.Drain, vms []VM, now cloud.Time) Plan {
 		return cmp.Or(cmp.Compare(a.Activity.rank(), b.Activity.rank()), cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.ID, b.ID))
 	})
 	p := Plan{Empty: true, Expired: now >= d.Deadline}
-	leaving, hopeful := 0, false
+	leaving, relocated, hopeful := 0, 0, false
 	for i := range vms {
 		vm := &vms[i]
 		if vm.Activity == Leaving {
 			leaving++
 		}
 		hopeful = hopeful || vm.hopeful()
-		p.Empty = p.Empty && !vm.Activity.Blocks()
+		p.Empty = p.Empty && !vm.Activity.Blocks() && !vm.relocatable()
 	}
 	for i := range vms {
 		one := vms[i].decide(now, leaving < Parallel && !p.Expired)
 		if one.Do == Move {
 			leaving++
+		}
+		if vms[i].relocatable() && !p.Expired && relocated < maxRelocations {
+			one.Do, one.Status = Relocate, Waiting
+			relocated++
 		}
 		if !p.Expired && one.Status == CannotMove && d.Force && (!hopeful || mutant.On(mutant.ShutDownMovable)) {
 			one.Do, one.Status = ShutDown, ShuttingDown
@@ -119,6 +132,9 @@ func Next(d *cloud.Drain, vms []VM, now cloud.Time) Plan {
 	}
 	return p
 }
+
+// relocatable reports whether the VM can get another host without a migration, and this was not tried yet.
+func (vm *VM) relocatable() bool { return vm.Activity == Off && vm.Portable && vm.NoHost == "" }
 
 // hopeful reports whether the VM is about to leave the host or to stop, or may still be moved. Then a forced drain does
 // not shut down other VMs yet.
@@ -139,6 +155,9 @@ func (vm *VM) decide(now cloud.Time, room bool) Decision {
 	switch vm.Activity {
 	case Off:
 		out.Status = Stays
+		if vm.Portable && vm.NoHost != "" {
+			out.Reason += ": " + vm.NoHost
+		}
 	case Fixed:
 		out.Status = CannotMove
 	case Leaving:

@@ -14,7 +14,7 @@ import (
 )
 
 // TestNext runs the scripts in testdata/next. A line of `next` is a VM: its ID, its activity, and the arguments
-// `priority=`, `tries=`, `next=` (in seconds from now), `why=` and `error=`, with underscores for spaces. The arguments
+// `portable`, `nohost=`, `priority=`, `tries=`, `next=` (in seconds from now), `why=` and `error=`, with underscores for spaces. The arguments
 // of `next` are `force` and `expired`. The result has the decision for each VM.
 func TestNext(t *testing.T) {
 	datadriven.Walk(t, "testdata/next", func(t *testing.T, path string) {
@@ -55,6 +55,10 @@ func parseVM(t *testing.T, words []string, now cloud.Time) VM {
 		k, v, _ := strings.Cut(word, "=")
 		n, _ := strconv.Atoi(v)
 		switch text := strings.ReplaceAll(v, "_", " "); k {
+		case "nohost":
+			vm.NoHost = text
+		case "portable":
+			vm.Portable = true
 		case "priority":
 			vm.Priority = n
 		case "tries":

@@ -94,6 +94,8 @@ func (s *Service) stepDrain(ctx context.Context, id cloud.NodeID, arriving map[c
 			err = errors.Join(err, s.moveDrained(ctx, id, vm, arriving))
 		case drain.ShutDown:
 			err = errors.Join(err, s.shutDownDrained(ctx, id, vm))
+		case drain.Relocate:
+			err = errors.Join(err, s.relocateDrained(ctx, id, vm))
 		case drain.CancelArrival:
 			err = errors.Join(err, s.cancelArrival(ctx, id, vm))
 		}
@@ -154,8 +156,11 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 			}
 			one.Activity, one.Why = drain.ActivityOf(vm, id, obstacle, silent)
 			one.Priority = vm.Priority()
+			if one.Portable, err = portable(r, vm); err != nil {
+				return nil, err
+			}
 			if e := out.entries[one.ID]; e != nil {
-				one.Tries, one.Next, one.Error = e.Tries, e.Next, e.Error
+				one.Tries, one.Next, one.Error, one.NoHost = e.Tries, e.Next, e.Error, e.NoHost
 			}
 		}
 		out.vms = append(out.vms, one)

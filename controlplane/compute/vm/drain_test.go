@@ -446,3 +446,41 @@ func TestDrainSpreadsArrivals(t *testing.T) {
 	w.stepDrains()
 	require.Equal(t, cloud.Migrating, w.get(c).State)
 }
+
+// TestDrainMovesStoppedVM drains a host with two STOPPED VMs whose only disks are volumes in a shared pool. The one that
+// fits elsewhere must get another host and stay STOPPED there; the other one must stay and be named with the reason.
+func TestDrainMovesStoppedVM(t *testing.T) {
+	w := newWorld(t)
+	h1 := w.sharedHost("n1", 64<<10)
+	id, large := w.running("web").ID, w.running("large", func(r *CreateRequest) { r.Spec.Memory.SizeMiB = 32 << 10 }).ID
+	for _, vm := range []cloud.VMID{id, large} {
+		w.power(vm, stop, 0)
+		w.report(vm, cloud.ObservedBuilt)
+	}
+	volume := w.get(id).Spec.Volumes()[0]
+	w.flush(volume)
+	h2 := w.sharedHost("n2", 4096)
+	w.drain(h1, false, 0)
+	w.stepDrains()
+	require.Equal(t, []any{cloud.Pending, cloud.NodeID("")}, []any{w.get(id).State, w.get(id).Node})
+	require.Equal(t, "the VM waits for another host: its host is drained", w.get(id).Status.LastError)
+	require.Equal(t, []string{
+		"large STAYS: is STOPPED and stays on this host: no host fits: n2 has 4096 MiB of memory free, 32768 needed",
+		"web MOVING: the VM waits for another host: its host is drained",
+	}, w.progress(h1))
+	w.followed()
+	w.recover()
+	require.Equal(t, h2, w.getVolume(volume).Node)
+	w.flush(volume)
+	w.recover()
+	require.Equal(t, []any{cloud.Creating, h2}, []any{w.get(id).State, w.get(id).Node})
+	w.stepDrains()
+	require.True(t, w.Node(h1).Draining(), "the host has not removed the VM yet")
+	w.reportAbsent(h1, id, w.get(id).Generation)
+	vm := w.report(id, cloud.ObservedBuilt)
+	require.Equal(t, []any{cloud.Stopped, false, h2}, []any{vm.State, vm.Desired.On, w.getVolume(volume).Node})
+	w.stepDrains()
+	require.True(t, w.Node(h1).InMaintenance())
+	require.Equal(t, "web MOVED n2", w.progress(h1)[1])
+	require.Zero(t, w.allocated(h1).StorageGiB)
+}

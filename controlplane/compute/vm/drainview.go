@@ -115,9 +115,21 @@ func (s *Service) describeDrained(v *store.View, d *drained) (out []DrainedVM, e
 	}
 	left := len(out)
 	for id, e := range d.entries {
-		if e.Moved && !here[id] {
-			out = append(out, DrainedVM{ID: id, Name: e.Name, Org: e.Org, Project: e.Project, Status: drain.Moved, Tries: e.Tries, To: e.To, ToName: name(e.To)})
+		if !e.Moved || here[id] {
+			continue
 		}
+		say := DrainedVM{ID: id, Name: e.Name, Org: e.Org, Project: e.Project, Status: drain.Moved, Tries: e.Tries, To: e.To}
+		if e.To == "" { // it was relocated
+			vm, failed := VMs.Get(v, string(e.Project), string(id))
+			if err = cmp.Or(err, failed); vm == nil {
+				continue
+			}
+			if say.To = vm.Node; say.To == "" {
+				say.Status, say.Reason = drain.Moving, vm.Status.LastError
+			}
+		}
+		say.ToName = name(say.To)
+		out = append(out, say)
 	}
 	slices.SortFunc(out[left:], func(a, b DrainedVM) int { return cmp.Compare(a.ID, b.ID) })
 	return out, err

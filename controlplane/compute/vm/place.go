@@ -157,7 +157,7 @@ const reasonNoHostFits = "NO_HOST_FITS"
 
 // errNoHost returns the error for a placement that found no host. Its details contain the reason for each host, or, in
 // a large cloud, the number of hosts for each reason (see schedule.Summarize).
-func errNoHost(refused []schedule.Refusal) error {
+func errNoHost(refused []schedule.Refusal) *fault.Fault {
 	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason(reasonNoHostFits)
 	if len(refused) == 0 {
 		f.Message += ": the cloud has no hosts yet"

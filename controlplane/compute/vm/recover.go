@@ -162,8 +162,14 @@ func (s *Service) leaveLostHost(tx *store.Tx, vm *cloud.VM) error {
 	if why != "" {
 		return fault.New(fault.FailedPrecondition, "VM %s cannot get another host: it %s", vm.Name, why).WithReason("DISK_ON_HOST")
 	}
+	return s.leaveHostWith(tx, vm, vm.LoseHost)
+}
+
+// leaveHostWith calls leave, which changes a VM to PENDING, without a host, and changes all records that depend on the
+// VM's host. The VM must have no process on the host that can write to its volumes, and its disks must be movable.
+func (s *Service) leaveHostWith(tx *store.Tx, vm *cloud.VM, leave func(now cloud.Time) error) error {
 	lost, generation, held := vm.Node, vm.Generation, vm.Reserved()
-	if err := vm.LoseHost(tx.Now()); err != nil {
+	if err := leave(tx.Now()); err != nil {
 		return err
 	}
 	node.PlacedVMs.Put(tx, &node.Placed{

@@ -51,7 +51,7 @@ func Waiting(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (string, erro
 		if v.Flushed() {
 			continue
 		}
-		why := fmt.Sprintf("waits until another host has ended the attachment of volume %s on the lost host", v.Name)
+		why := fmt.Sprintf("waits until another host has ended the attachment of volume %s on the VM's former host", v.Name)
 		if v.LastError != "" {
 			why += ": " + v.LastError
 		}

@@ -62,7 +62,8 @@ type NodeServiceClient interface {
 	// request is durable when the call returns; the call does not wait for the moves. The leader migrates two VMs at a time,
 	// those with the highest trivet/ha-priority first, and tries failed migrations again. When no VM runs on the host any
 	// more, the host is in MAINTENANCE: StartVm of a VM that is placed there is FAILED_PRECONDITION (NODE_IN_MAINTENANCE).
-	// VMs that do not run stay on the host. With force, VMs that cannot be moved are shut down as by StopVm, after the
+	// A STOPPED VM whose disks are all volumes that other hosts can use gets another host and stays STOPPED; other VMs that
+	// do not run stay on the host. With force, VMs that cannot be moved are shut down as by StopVm, after the
 	// others have left. If VMs still run on the host after timeout_seconds, the drain ends, and the host is CORDONED.
 	// UncordonNode ends a drain. operator.v1.GetDrain returns the progress.
 	//
@@ -174,7 +175,8 @@ type NodeServiceServer interface {
 	// request is durable when the call returns; the call does not wait for the moves. The leader migrates two VMs at a time,
 	// those with the highest trivet/ha-priority first, and tries failed migrations again. When no VM runs on the host any
 	// more, the host is in MAINTENANCE: StartVm of a VM that is placed there is FAILED_PRECONDITION (NODE_IN_MAINTENANCE).
-	// VMs that do not run stay on the host. With force, VMs that cannot be moved are shut down as by StopVm, after the
+	// A STOPPED VM whose disks are all volumes that other hosts can use gets another host and stays STOPPED; other VMs that
+	// do not run stay on the host. With force, VMs that cannot be moved are shut down as by StopVm, after the
 	// others have left. If VMs still run on the host after timeout_seconds, the drain ends, and the host is CORDONED.
 	// UncordonNode ends a drain. operator.v1.GetDrain returns the progress.
 	//
