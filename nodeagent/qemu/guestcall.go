@@ -21,9 +21,10 @@ const (
 	lastPoll  = time.Second
 	// maxOutput is the maximum number of bytes of the output and of the error output of a program that are kept.
 	maxOutput = 768 << 10
-	// maxStatusReply is the maximum number of bytes that are read of the reply with the output of a program. qemu-ga
-	// sends at most 16 MiB of each of the two outputs, in base64.
-	maxStatusReply = 48 << 20
+	// maxStatusReplies is the maximum number of bytes that are read of all replies about the state of one program. The
+	// last reply has the output: qemu-ga sends at most 16 MiB of each of the two outputs, in base64. The other replies are
+	// short.
+	maxStatusReplies = 48 << 20
 	// maxRefusal is the maximum length of an error text of a guest agent in an error of this package, in bytes.
 	maxRefusal = 200
 )
@@ -36,6 +37,10 @@ var (
 	errGuestSilent = errors.New("the guest agent in the guest does not answer, or its answer is invalid: " +
 		"restart its service, qemu-guest-agent")
 	errFrozen = errors.New("the guest's file systems are frozen for a snapshot: try again")
+	errProgramMigrated = errors.New("the VM is being migrated, and the result of the program is lost: " +
+		"the program may run on in the guest")
+	errProgramStopped = errors.New("the VM was stopped or migrated while the program ran, and the result of the program " +
+		"is lost")
 	// ErrGuestTimeout means that a program in the guest has not ended in time. It may run on.
 	ErrGuestTimeout = errors.New("the program has not ended in time")
 )
@@ -49,7 +54,7 @@ func (p *Process) callGuest(ctx context.Context, use func(context.Context, *gues
 		return ErrNoGuestAgent
 	}
 	if p.frozen() {
-		return errFrozen // without a connection, for which the thaw would have to wait
+		return errFrozen // do not connect: the thaw needs the port, which serves one client
 	}
 	g, err := p.dialGuest(ctx)
 	if err != nil {
@@ -147,16 +152,31 @@ func (p *Process) RunInGuest(ctx context.Context, program GuestProgram, within t
 	}); err != nil {
 		return GuestExit{}, timedOut(ctx, err)
 	}
+	left := int64(maxStatusReplies)
 	for wait := firstPoll; ; wait = min(2*wait, lastPoll) {
 		if pause(ctx, wait); ctx.Err() != nil {
 			return GuestExit{}, context.Cause(ctx)
 		}
 		// The program runs on while the file systems are frozen.
-		exit, ended, err := p.programStatus(ctx, started.PID)
+		exit, ended, err := p.programStatus(ctx, started.PID, &left)
 		if ended || err != nil && !errors.Is(err, errFrozen) {
-			return exit, timedOut(ctx, err)
+			return exit, timedOut(ctx, p.explainLost(err))
 		}
 	}
+}
+
+// explainLost returns a better error than err for a program whose state cannot be queried because its guest has left this
+// process. During a migration, the guest is paused here before it continues at the target.
+func (p *Process) explainLost(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case p.life.Err() != nil:
+		return errProgramStopped
+	case p.Migrating():
+		return errProgramMigrated
+	}
+	return err
 }
 
 // timedOut returns the cause of the end of ctx if ctx has ended, and otherwise err.
@@ -171,8 +191,9 @@ func timedOut(ctx context.Context, err error) error {
 	return err
 }
 
-// programStatus queries whether a program that the guest agent has started has ended.
-func (p *Process) programStatus(ctx context.Context, pid int64) (exit GuestExit, ended bool, err error) {
+// programStatus queries whether a program that the guest agent has started has ended. It reads at most left bytes of the
+// reply, and reduces left by the number of bytes that it has read.
+func (p *Process) programStatus(ctx context.Context, pid int64, left *int64) (exit GuestExit, ended bool, err error) {
 	var status struct {
 		Exited    bool   `json:"exited"`
 		Code      int32  `json:"exitcode"`
@@ -189,7 +210,8 @@ func (p *Process) programStatus(ctx context.Context, pid int64) (exit GuestExit,
 		if err := g.send(ctx, guestCallWithin, "guest-exec-status", args); err != nil {
 			return err
 		}
-		g.limit.N = maxStatusReply
+		g.limit.N = *left
+		defer func() { *left = g.limit.N }()
 		line, err := readReduced(g.replies, base64Length(maxOutput)+4) // 4 characters more show that there is more
 		if err != nil {
 			return err

@@ -71,7 +71,7 @@ func TestHostileGuestAgent(t *testing.T) {
 		"invalid base64":                 {exec: started, status: ended(`"out-data": "*"`)},
 		"exit code out of range":         {exec: started, status: ended(`"exitcode": 99999999999`)},
 		"many texts":                     {exec: started, status: ended(strings.Repeat(`"x": "`+strings.Repeat("y", 1<<20)+`", `, 8) + `"exitcode": 0`)},
-		"flood of output":                {exec: started, status: `{"return": {"out-data": "` + strings.Repeat("A", maxStatusReply)},
+		"flood of output":                {exec: started, status: `{"return": {"out-data": "` + strings.Repeat("A", maxStatusReplies)},
 		"flood outside of texts":         {exec: started, status: strings.Repeat(" ", 8<<20)},
 		"an error with control codes":    {exec: `{"error": {"desc": "\u001b[2J` + strings.Repeat("z", 10_000) + `"}}` + "\n"},
 		"a program that ends without id": {exec: `{"return": {}}` + "\n", status: `{"error": {"desc": "no such process"}}` + "\n"},
@@ -99,6 +99,30 @@ func TestHostileGuestAgent(t *testing.T) {
 			require.Equal(t, "ok", string(exit.Output))
 		})
 	}
+}
+
+// TestGuestStatusFlood checks that all replies about the state of one program are limited together: a guest could
+// otherwise send a long reply to each query for as long as the program may run.
+func TestGuestStatusFlood(t *testing.T) {
+	l := newCopyLab(t)
+	agent := l.fakeAgent()
+	agent.replies["guest-exec"] = []string{`{"return": {"pid": 7}}` + "\n"}
+	agent.replies[execStatus] = []string{`{"return": {"exited": false, "out-data": "` + strings.Repeat("A", maxStatusReplies/3) + `"}}` + "\n"}
+	_, err := l.p.RunInGuest(l.ctx, GuestProgram{Path: "sleep"}, 5*time.Minute)
+	require.ErrorIs(t, err, errGuestSilent)
+	require.Len(t, agent.commands(), 1+3, "guest-exec, and the queries for the state")
+}
+
+// TestProgramOfMigratedGuest checks the error for a program whose guest was paused for the switchover of a migration: the
+// guest agent, which then does not answer, has no fault.
+func TestProgramOfMigratedGuest(t *testing.T) {
+	l := newCopyLab(t)
+	agent := l.fakeAgent()
+	agent.replies["guest-exec"] = []string{`{"return": {"pid": 7}}` + "\n"}
+	agent.replies[execStatus] = []string{`{"error": {"desc": "paused"}}` + "\n"}
+	require.NoError(t, l.home.write(migratingName, struct{}{}))
+	_, err := l.p.RunInGuest(l.ctx, GuestProgram{Path: "sleep"}, time.Minute)
+	require.ErrorIs(t, err, errProgramMigrated)
 }
 
 // TestGuestProgramTimeout checks that a program whose time ends while the guest agent is silent gets ErrGuestTimeout.
