@@ -3,11 +3,12 @@
 //
 // Decisions:
 //   - VMs with a higher priority (the metadata trivet/ha-priority) are moved first, and of equal ones the older first.
-//     At most Parallel VMs leave a host at a time, so that each gets a useful part of the network.
+//     At most Parallel VMs leave a host at a time, so that each migration gets enough bandwidth to end.
 //   - A VM whose move has failed is tried again after a time that doubles from RetryFirst to RetryMax. After MaxTries
 //     failures it is not tried again. One failing VM does not delay the others.
 //   - With force, VMs that cannot be moved are shut down, but only when no other VM moves or can be moved: until then a
-//     move may make room, and the operator can still cancel the drain.
+//     move may make room, and the operator can still cancel the drain. VMs that start, stop or reboot delay this for a
+//     limited time only.
 //   - A STOPPED VM all of whose disks are volumes that other hosts can use gets another host without a migration. Any
 //     other VM that does not run and is not to run stays on the host, and does not prevent maintenance.
 package drain
@@ -37,6 +38,11 @@ const (
 
 	RetryFirst = 10 * time.Second
 	RetryMax   = 5 * time.Minute
+	// RetryBusy is the time after which a VM is tried again whose possible hosts all receive other VMs.
+	RetryBusy = 5 * time.Second
+	// changingPatience is the time from the begin of a forced drain for which VMs that change or arrive delay the shutdown
+	// of others. Without this limit, a VM that its user starts or reboots again and again would delay it for ever.
+	changingPatience = 10 * time.Minute
 )
 
 // RetryAfter returns the time between a failed try and the next one. tries is the number of failed tries, at least 1.
@@ -113,7 +119,7 @@ func Next(d *cloud.Drain, vms []VM, now cloud.Time) Plan {
 		if vm.Activity == Leaving {
 			leaving++
 		}
-		hopeful = hopeful || vm.hopeful()
+		hopeful = hopeful || vm.hopeful(now < d.Began+changingPatience.Milliseconds())
 		p.Empty = p.Empty && !vm.Activity.Blocks() && !vm.relocatable()
 	}
 	for i := range vms {
@@ -137,12 +143,14 @@ func Next(d *cloud.Drain, vms []VM, now cloud.Time) Plan {
 func (vm *VM) relocatable() bool { return vm.Activity == Off && vm.Portable && vm.NoHost == "" }
 
 // hopeful reports whether the VM is about to leave the host or to stop, or may still be moved. Then a forced drain does
-// not shut down other VMs yet.
-func (vm *VM) hopeful() bool {
+// not shut down other VMs yet. If patient is false, VMs that change or arrive do not count.
+func (vm *VM) hopeful(patient bool) bool {
 	switch vm.Activity {
 	case Running:
 		return vm.Tries < hopelessTries
-	case Changing, Leaving, Arriving:
+	case Changing, Arriving:
+		return patient
+	case Leaving:
 		return true
 	}
 	return false

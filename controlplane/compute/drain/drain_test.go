@@ -15,12 +15,15 @@ import (
 
 // TestNext runs the scripts in testdata/next. A line of `next` is a VM: its ID, its activity, and the arguments
 // `portable`, `nohost=`, `priority=`, `tries=`, `next=` (in seconds from now), `why=` and `error=`, with underscores for spaces. The arguments
-// of `next` are `force` and `expired`. The result has the decision for each VM.
+// of `next` are `force`, `expired`, and `impatient` for a drain that began long ago. The result has the decision for each VM.
 func TestNext(t *testing.T) {
 	datadriven.Walk(t, "testdata/next", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			const now = 1_000_000
-			request := &cloud.Drain{Phase: cloud.DrainMoving, Force: d.HasArg("force"), Deadline: now + 1}
+			request := &cloud.Drain{Phase: cloud.DrainMoving, Force: d.HasArg("force"), Began: now, Deadline: now + 1}
+			if d.HasArg("impatient") {
+				request.Began = now - changingPatience.Milliseconds()
+			}
 			if d.HasArg("expired") {
 				request.Deadline = now
 			}

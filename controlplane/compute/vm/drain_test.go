@@ -2,6 +2,7 @@ package vm
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -443,8 +444,45 @@ func TestDrainSpreadsArrivals(t *testing.T) {
 		w.arrive(w.placedOn(h1, name))
 	}
 	w.awaitMigrations(0)
+	w.Clock.Advance(drain.RetryBusy)
 	w.stepDrains()
 	require.Equal(t, cloud.Migrating, w.get(c).State)
+}
+
+// TestDrainPassesWaitingVMs drains a host whose first VMs fit only on a host that receives other VMs. The next VM, which fits
+// elsewhere, must be moved meanwhile. A VM that fits nowhere must be counted as failed.
+func TestDrainPassesWaitingVMs(t *testing.T) {
+	w := newWorld(t)
+	labels := func(all map[string]string) func(*cloud.Node) { return func(n *cloud.Node) { n.Labels = all } }
+	on := func(selector string) func(*CreateRequest) {
+		return func(q *CreateRequest) {
+			q.Labels, q.Metadata = map[string]string{NodeSelector: selector}, map[string]string{cloud.HAPriority: "99"}
+		}
+	}
+	h1 := w.migrationHost("h1", labels(map[string]string{"zone": "a"}))
+	for _, name := range []string{"a", "b"} {
+		w.runs(name, on("zone=a"))
+	}
+	w.drain(h1, false, 0)
+	h2 := w.migrationHost("h2", labels(map[string]string{"disk": "ssd", "only": "here"}))
+	w.runs("c", on("disk=ssd"))
+	w.runs("d", on("only=here"))
+	e := w.runs("e")
+	w.migrationHost("h3", labels(map[string]string{"zone": "a", "disk": "ssd"}))
+	w.AwaitFleet()
+	w.stepDrains()
+	w.awaitMigrations(2) // a and b to h3
+	w.drain(h2, false, 0)
+	w.migrationHost("h4")
+	w.AwaitFleet()
+	w.stepDrains()
+	require.Equal(t, cloud.Running, w.get(e).State, "c and d are tried first")
+	w.stepDrains()
+	require.Equal(t, cloud.Migrating, w.get(e).State)
+	lines := strings.Join(w.progress(h2), "\n")
+	require.Contains(t, lines, "c WAITING")
+	require.Contains(t, lines, "d WAITING: ", "d fits nowhere")
+	require.NotContains(t, lines, "c WAITING: ")
 }
 
 // TestDrainMovesStoppedVM drains a host with two STOPPED VMs whose only disks are volumes in a shared pool. The one that

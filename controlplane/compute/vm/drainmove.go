@@ -107,8 +107,12 @@ func drainedNow(tx *store.Tx, host cloud.NodeID, seen *cloud.VM) (*cloud.VM, *no
 	return vm, e, n, err
 }
 
-// moveDrained begins the migration of a VM away from a drained host. If that is not possible, it records why. A VM whose
-// only hosts receive as many VMs as they may is not changed. The parameter arriving is changed with each migration.
+// errFitsLater means that a VM could be moved to a host that now receives as many VMs as it may.
+var errFitsLater = errors.New("all hosts that fit receive other VMs")
+
+// moveDrained begins the migration of a VM away from a drained host. If that is not possible, it records why. If all hosts
+// that fit receive as many VMs as they may, this is no failed try, but the VM is tried again only after drain.RetryBusy,
+// so that other VMs are tried meanwhile. The parameter arriving is changed with each migration.
 func (s *Service) moveDrained(ctx context.Context, host cloud.NodeID, seen *cloud.VM, arriving map[cloud.NodeID]int) error {
 	busy := map[cloud.NodeID]string{}
 	for id, n := range arriving {
@@ -143,14 +147,28 @@ func (s *Service) moveDrained(ctx context.Context, host cloud.NodeID, seen *clou
 	case !ok || refused.Kind != fault.ResourceExhausted && refused.Kind != fault.FailedPrecondition && refused.Kind != fault.NotFound:
 		return err
 	case refused.Reason == reasonNoHostFits && len(busy) > 0:
-		return nil
+		// The transaction is always aborted: it only finds out whether the VM fits on a busy host.
+		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+			vm, e, _, err := drainedNow(tx, host, seen)
+			if err != nil || vm == nil {
+				return cmp.Or(err, errFitsLater)
+			}
+			return cmp.Or(s.beginDrainMigration(tx, vm, e.Avoid, map[cloud.NodeID]string{}), errFitsLater)
+		})
+		if refused, ok = fault.From(err); !ok && !errors.Is(err, errFitsLater) {
+			return err
+		}
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, e, n, err := drainedNow(tx, host, seen)
 		if err != nil || vm == nil {
 			return err
 		}
-		countFailure(e, refusalText(refused, n.Name), "", tx.Now())
+		if refused != nil {
+			countFailure(e, refusalText(refused, n.Name), "", tx.Now())
+		} else {
+			e.Next = tx.Now() + drain.RetryBusy.Milliseconds()
+		}
 		node.DrainedVMs.Put(tx, e, string(host), string(vm.ID))
 		return nil
 	})
