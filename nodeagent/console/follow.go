@@ -34,9 +34,9 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 	return l.follow(ctx, nil, func(size int64) int64 { return size - max(0, min(n, l.keep, size)) }, send)
 }
 
-// FollowFrom calls send with everything in the log from the given offset on, which an earlier Chunk had as its End, and
-// then as Follow does. If the log is shorter, because it was emptied, FollowFrom begins with its last kept bytes. A
-// value in the channel wake makes FollowFrom look for new data at once; wake may be nil.
+// FollowFrom sends the log from offset (the End of an earlier Chunk) and then new data, like Follow. If the log is
+// shorter, because it was emptied, FollowFrom begins with its last kept bytes. A value in the channel wake makes
+// FollowFrom look for new data at once; wake may be nil.
 func (l *Log) FollowFrom(ctx context.Context, offset int64, wake <-chan struct{}, send func(Chunk) error) error {
 	return l.follow(ctx, wake, func(size int64) int64 {
 		if offset > size {

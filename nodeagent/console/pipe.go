@@ -12,7 +12,7 @@ type Pipe interface {
 	Send(data []byte, offset int64) error
 }
 
-// Refusal is an error for users: a console cannot be opened, or not any longer.
+// Refusal explains to a user why a console cannot be opened or was closed.
 type Refusal struct {
 	// Reason is a word for programs, such as CONSOLE_IN_USE, or empty.
 	Reason string

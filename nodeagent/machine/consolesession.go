@@ -7,9 +7,11 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/console"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
@@ -20,14 +22,24 @@ import (
 
 var (
 	errConsoleStopped   = &console.Refusal{Text: "the VM is not running: start it first"}
-	errAgentStarting    = &console.Refusal{Reason: "AGENT_STARTING", Text: "the agent of the host has not found the VM yet: try again"}
+	errAgentStarting    = &console.Refusal{Reason: "AGENT_STARTING", Text: "the agent has just restarted and has not reattached to the VM's QEMU: try again in a few seconds"}
 	errConsoleInUse     = &console.Refusal{Reason: "CONSOLE_IN_USE", Text: "another session writes to the serial port of the VM: open it read-only, or take it over"}
 	errConsoleTakenOver = &console.Refusal{Reason: "CONSOLE_TAKEN_OVER", Text: "another session has taken over the serial port of the VM"}
-	errConsoleClosed    = errors.New("the user has closed the console")
+	errConsoleLost      = &console.Refusal{Reason: "CONSOLE_LOST", Text: "QEMU has closed the serial port: open the console again"}
+	errConsoleEnded     = errors.New("the console has ended") // the user has closed it, or QEMU has ended
 )
 
-// consoleOpenWithin is the maximum time for the connection to a console of QEMU.
-const consoleOpenWithin = 15 * time.Second
+const (
+	// consoleOpenWithin is the maximum time for the connection to a console of QEMU.
+	consoleOpenWithin = 15 * time.Second
+	// qemuExitWithin is the maximum time between the end of the connection to the serial port and the end of QEMU, if the
+	// connection ends because QEMU ends.
+	qemuExitWithin = 5 * time.Second
+	// portDrainWithin is the maximum time in which QEMU reads the rest of the input after the user has closed the console.
+	portDrainWithin = 8 * time.Second
+	// portDrainPoll is the interval at which the agent checks whether QEMU has read the input.
+	portDrainPoll = 20 * time.Millisecond
+)
 
 // OpenConsole serves the console of a VM that r requests over pipe. It returns nil when the user has closed the console,
 // or QEMU has ended. The error is a [*console.Refusal] if users may know the reason. Any number of sessions can read
@@ -48,7 +60,7 @@ func (s *MachineSet) OpenConsole(ctx context.Context, r *agentv1.OpenConsoleRequ
 		err = &console.Refusal{Text: "the agent of this host does not serve this kind of console: upgrade the agent"}
 	}
 	switch {
-	case errors.Is(err, errConsoleClosed):
+	case errors.Is(err, errConsoleEnded):
 		return nil
 	case errors.Is(err, qemu.ErrNoDisplay):
 		return &console.Refusal{Reason: "NO_DISPLAY", Text: qemu.ErrNoDisplay.Error()}
@@ -89,9 +101,11 @@ type consoleWriter struct {
 	ended chan struct{} // closed when the session no longer writes
 }
 
-// claimWriter makes the caller the only session that may write to the serial port of a VM. If another session is, the
-// error is errConsoleInUse, unless takeOver is true: claimWriter then ends that session and waits for its end. The
-// returned context ends when a later session takes over. The caller must call release.
+// claimWriter makes the caller the only session that may write to the serial port of a VM. If another session holds the
+// port, the error is errConsoleInUse, unless takeOver is true: claimWriter then ends that session and waits until it no
+// longer writes. It does not wait until that session's user has read the rest of the output. The returned context ends
+// with ctx, and when a later session takes over. The caller must call release when it no longer writes. Further calls of
+// release do nothing.
 func (s *MachineSet) claimWriter(ctx context.Context, id cloud.VMID, takeOver bool) (_ context.Context, release func(), err error) {
 	ctx, end := context.WithCancelCause(ctx)
 	mine := &consoleWriter{end: end, ended: make(chan struct{})}
@@ -101,15 +115,14 @@ func (s *MachineSet) claimWriter(ctx context.Context, id cloud.VMID, takeOver bo
 		if other == nil || mutant.On(mutant.TwoConsoleWriters) {
 			s.writers[id] = mine
 			s.mu.Unlock()
-			return ctx, func() {
+			return ctx, sync.OnceFunc(func() {
 				s.mu.Lock()
 				if s.writers[id] == mine {
 					delete(s.writers, id)
 				}
 				s.mu.Unlock()
 				close(mine.ended)
-				end(nil)
-			}, nil
+			}), nil
 		}
 		s.mu.Unlock()
 		if !takeOver {
@@ -142,9 +155,11 @@ func (s *MachineSet) serveSerial(ctx context.Context, process *qemu.Process, r *
 	if from == 0 {
 		from = length - min(length, int64(min(r.GetTailBytes(), console.KeepConsole)))
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var port net.Conn
+	release := func() {}
 	if !r.GetReadOnly() {
-		var release func()
 		if ctx, release, err = s.claimWriter(ctx, cloud.VMID(r.GetVmId()), r.GetTakeOver()); err != nil {
 			return err
 		}
@@ -160,66 +175,130 @@ func (s *MachineSet) serveSerial(ctx context.Context, process *qemu.Process, r *
 	if err := pipe.Send(nil, from); err != nil {
 		return err
 	}
-	err = copySerial(ctx, process, log, from, port, pipe)
+	session := &serialSession{exited: process.Exited(), exitWithin: qemuExitWithin, log: log, from: from, port: port, release: release, pipe: pipe}
+	err = session.run(ctx)
 	if cause := context.Cause(ctx); errors.Is(cause, errConsoleTakenOver) {
 		return cause
 	}
 	return err
 }
 
-// copySerial copies between the serial port and the user until QEMU ends, the user closes the console, or ctx ends. The
-// parameter port is nil for a user that only reads.
-func copySerial(ctx context.Context, process *qemu.Process, log *console.Log, from int64, port net.Conn, pipe console.Pipe) error {
+// serialSession is an open serial port.
+type serialSession struct {
+	exited     <-chan struct{} // closed when QEMU has ended
+	exitWithin time.Duration   // see qemuExitWithin
+	log        *console.Log
+	from       int64    // offset in log of the first byte that is sent
+	port       net.Conn // nil for a user that only reads
+	// release is called when the session no longer writes to the port. Its output may still wait for the user to read.
+	release func()
+	pipe    console.Pipe
+}
+
+// run copies between the serial port and the user until QEMU ends, the user closes the console, or ctx ends.
+func (s *serialSession) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	output := &serialOutput{pipe: pipe, next: from}
+	output := &serialOutput{pipe: s.pipe, next: s.from}
 	wake := make(chan struct{}, 1)
 	following, stop := context.WithCancel(ctx)
 	group.Go(func() error {
-		err := log.FollowFrom(following, from, wake, output.send)
+		err := s.log.FollowFrom(following, s.from, wake, output.send)
 		if ctx.Err() == nil && following.Err() != nil { // QEMU has ended: send what it wrote last
-			output.rest(log)
-			return errConsoleClosed
+			output.rest(s.log)
+			return errConsoleEnded
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return errConsoleClosed
+			return errConsoleEnded
 		}
 		return err
 	})
 	group.Go(func() error {
 		select {
-		case <-process.Exited():
+		case <-s.exited:
 		case <-ctx.Done():
 		}
 		stop()
 		return nil
 	})
-	group.Go(func() error { return copyInput(ctx, port, pipe) })
-	if port != nil {
-		defer context.AfterFunc(ctx, func() { _ = port.Close() })()
-		group.Go(func() error {
-			// The output is read and dropped, because it is in the log too.
-			buf := make([]byte, 4<<10)
-			for {
-				if _, err := port.Read(buf); err != nil {
-					return nil // QEMU has closed the port: Exited, or the next write of copyInput, ends the session
-				}
-				select {
-				case wake <- struct{}{}:
-				default:
-				}
-			}
-		})
+	if s.port == nil {
+		group.Go(func() error { return copyInput(ctx, nil, s.pipe) })
+		return group.Wait()
 	}
+	defer context.AfterFunc(ctx, func() { _ = s.port.Close() })()
+	group.Go(func() error {
+		defer s.release()
+		defer s.port.Close()
+		err := copyInput(ctx, s.port, s.pipe)
+		if errors.Is(err, errConsoleEnded) {
+			drainPort(ctx, s.port)
+		}
+		return err
+	})
+	group.Go(func() error { return s.readPort(ctx, wake) })
 	return group.Wait()
 }
 
-// copyInput writes the bytes of the user to w. It drops them if w is nil. It returns errConsoleClosed when the user has
+// readPort reads the output of the port and drops it, because it is in the log too. It writes to wake after each read. It
+// returns errConsoleLost if the connection ends although QEMU still runs.
+func (s *serialSession) readPort(ctx context.Context, wake chan<- struct{}) error {
+	buf := make([]byte, 4<<10)
+	for {
+		if _, err := s.port.Read(buf); err != nil {
+			break
+		}
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	late := time.NewTimer(s.exitWithin)
+	defer late.Stop()
+	select {
+	case <-s.exited:
+		return nil // the goroutine that follows the log sends the rest and ends the session
+	case <-ctx.Done():
+		return nil
+	case <-late.C:
+		return errConsoleLost
+	}
+}
+
+// drainPort waits until QEMU has read what was written to the port, at most portDrainWithin. QEMU may drop what it has
+// not read when the connection ends.
+func drainPort(ctx context.Context, port net.Conn) {
+	raw, ok := port.(*net.UnixConn)
+	if !ok {
+		return
+	}
+	socket, err := raw.SyscallConn()
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, portDrainWithin)
+	defer cancel()
+	again := time.NewTicker(portDrainPoll)
+	defer again.Stop()
+	for {
+		unread := 0
+		controlErr := socket.Control(func(fd uintptr) { unread, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		if err != nil || controlErr != nil || unread == 0 {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// copyInput writes the bytes of the user to w. It drops them if w is nil. It returns errConsoleEnded when the user has
 // closed the console.
 func copyInput(ctx context.Context, w net.Conn, pipe console.Pipe) error {
 	for {
 		data, err := pipe.Recv(ctx)
 		if errors.Is(err, io.EOF) {
-			return errConsoleClosed
+			return errConsoleEnded
 		}
 		if err != nil {
 			return err
@@ -228,7 +307,7 @@ func copyInput(ctx context.Context, w net.Conn, pipe console.Pipe) error {
 			continue
 		}
 		if _, err := w.Write(data); err != nil {
-			return nil // QEMU has closed its end, or ctx has ended; the goroutine that reads from QEMU ends the session
+			return nil // QEMU has closed its end, or ctx has ended: the goroutine that reads from QEMU ends the session
 		}
 	}
 }
@@ -286,7 +365,7 @@ func serveVNC(ctx context.Context, process *qemu.Process, pipe console.Pipe) err
 				}
 			}
 			if err != nil { // QEMU has ended, or has closed the connection because of an invalid message
-				return errConsoleClosed
+				return errConsoleEnded
 			}
 		}
 	})

@@ -36,6 +36,9 @@ const consoleIdleTime = 30 * time.Minute
 // agentStarting is the reason of an agent that has not found the VM since it started.
 const agentStarting = "AGENT_STARTING"
 
+// consoleLost is the reason of an agent whose connection to the serial port broke although QEMU runs.
+const consoleLost = "CONSOLE_LOST"
+
 // consoleReasons are the reasons of errors that callers get from an agent.
 var consoleReasons = []string{"CONSOLE_IN_USE", "CONSOLE_TAKEN_OVER", "NO_DISPLAY"}
 

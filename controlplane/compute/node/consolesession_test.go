@@ -84,6 +84,9 @@ func TestOpenConsole(t *testing.T) {
 		"the agent is starting": {func(out agentv1.AgentService_StreamConsoleClient, _ *user) {
 			require.NoError(t, out.Send(&agentv1.StreamConsoleRequest{Error: "x", Reason: agentStarting}))
 		}, refusal, fault.Unavailable, ""},
+		"QEMU closes the port": {func(out agentv1.AgentService_StreamConsoleClient, _ *user) {
+			require.NoError(t, out.Send(&agentv1.StreamConsoleRequest{Error: "x", Reason: consoleLost}))
+		}, refusal, fault.Unavailable, ""},
 		"too much input": {func(_ agentv1.AgentService_StreamConsoleClient, u *user) { u.input <- make([]byte, MaxConsoleInput+1) }, refusal, fault.InvalidArgument, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -256,7 +256,7 @@ func (h *hostReads) chunk(message hostData, err error) chunk {
 		f := fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(message.GetError()[:min(len(message.GetError()), maxError)], ""))
 		if m, ok := message.(interface{ GetReason() string }); ok {
 			switch reason := m.GetReason(); {
-			case reason == agentStarting:
+			case reason == agentStarting, reason == consoleLost:
 				f = fault.New(fault.Unavailable, "%s", f.Message).MayRetry()
 			case slices.Contains(consoleReasons, reason):
 				f = f.WithReason(reason)
