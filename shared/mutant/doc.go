@@ -223,7 +223,7 @@ const (
 	MaintenanceEarly        = "maintenance-early"         // a host is in maintenance while a VM runs on it: controlplane/compute/vm, controlplane/compute/drain
 	StartInMaintenance      = "start-in-maintenance"      // a VM is started on a host in maintenance: controlplane/compute/vm
 	ShutDownMovable         = "shut-down-movable"         // a forced drain shuts VMs down before the others have moved: controlplane/compute/drain
-	SwitchWithoutGrant      = "switch-without-grant"      // the switchover does not change the attachment generation of a volume: shared/cloud, controlplane/sim
+	SwitchWithoutGrant      = "switch-without-grant"      // the switchover does not change the attachment generation of a volume: shared/cloud
 	RollBackWithoutGrant    = "roll-back-without-grant"   // a rollback does not change the attachment generation of a volume: shared/cloud
 	ChangeMigratingVolume   = "change-migrating-volume"   // a volume is changed while its VM is being migrated: controlplane/compute/vm
 	KeepStandbyHost         = "keep-standby-host"         // a host keeps a volume after a migration to or from it has ended: controlplane/compute/vm

@@ -106,8 +106,13 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	granted := now.AttachmentGeneration != before.AttachmentGeneration
 	// lost: the host of the VM is lost, and the VM keeps the volume. again: the VM gets the volume on its next host.
 	lost, again := now.Ending && !before.Ending, before.Ending && !now.Ending && now.VM != "" && now.VM == before.VM
+	// migrated: a step of the VM's migration gives the volume to the other host.
+	migrated := now.Migrated && now.VM != "" && now.VM == before.VM && now.Node != before.Node && (before.Other == now.Node || now.Other == before.Node)
 	if lost {
 		a.f.count("volumes of lost hosts")
+	}
+	if migrated {
+		a.f.count("volumes of migrated VMs")
 	}
 	if before.VM != now.VM {
 		a.f.trace.Add("commit %d: volume %s goes from VM %s to %s, generation %d, flushed %d", revision, now.ID, short(before.VM), short(now.VM),
@@ -124,15 +129,15 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 		return fmt.Errorf("volume %s goes back from %+v to %+v", now.ID, before, now)
 	case now.FlushedGeneration > now.AttachmentGeneration:
 		return fmt.Errorf("volume %s is flushed at generation %d, which was never granted", now.ID, now.FlushedGeneration)
-	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD && before.PoolID == "" || !before.Ending && (before.VM != "" || !before.Flushed())):
+	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD && before.PoolID == "" || !before.Ending && !migrated && (before.VM != "" || !before.Flushed())):
 		return fmt.Errorf("volume %s goes from host %s to %s", now.ID, before.Node, now.Node)
 	case before.Node != "" && now.PoolID != before.PoolID:
 		return fmt.Errorf("volume %s goes from the pool %q to %q", now.ID, before.PoolID, now.PoolID)
 	case now.SizeGiB < before.SizeGiB:
 		return fmt.Errorf("volume %s shrinks", now.ID)
-	case granted != (now.VM != "" && now.VM != before.VM || lost || again):
+	case granted != (now.VM != "" && now.VM != before.VM || lost || again || migrated):
 		return fmt.Errorf("VM %s gets volume %s of generation %d after %d", now.VM, now.ID, now.AttachmentGeneration, before.AttachmentGeneration)
-	case granted && !lost && (before.VM != "" && !again || !before.Flushed()):
+	case granted && !lost && !migrated && (before.VM != "" && !again || !before.Flushed()):
 		return fmt.Errorf("volume %s is granted to VM %s before VM %s has given it back", now.ID, now.VM, before.VM)
 	}
 	if before.Image != nil && now.Image == nil && a.f.needsImage(now) {
@@ -195,7 +200,7 @@ func (a *witness) balanceVolumes() error {
 		vm, p := a.vms[v.VM], a.placed[v.Node][v.VM]
 		switch {
 		case vm != nil:
-			if i := vm.FindDisk(v.Disk); i < 0 || vm.Spec.Disks[i].Volume != id || vm.Node != v.Node && !v.Ending {
+			if i := vm.FindDisk(v.Disk); i < 0 || vm.Spec.Disks[i].Volume != id || (vm.Node != v.Node || vm.OtherHost() != v.Other) && !v.Ending {
 				return fmt.Errorf("volume %s is attached to VM %s, which does not have it", id, v.VM)
 			}
 		case p == nil || !p.Gone || !slices.Contains(p.Volumes, id):
@@ -215,8 +220,8 @@ func (a *witness) balanceVolumes() error {
 				if b.Class == "" {
 					add(on, b.PoolID, b.HeldGiB)
 				}
-			} else if a.volumes.all[id] == nil {
-				return fmt.Errorf("host %s is to keep volume %s, which has no record", on, id)
+			} else if v := a.volumes.all[id]; v == nil || on != v.Node && on != v.Other {
+				return fmt.Errorf("host %s is to keep volume %s, whose record is %+v", on, id, v)
 			}
 		}
 	}

@@ -49,13 +49,17 @@ type commonVolume struct {
 	// Until the time locked, the volume counts as in use even if no process has it open.
 	host   *host
 	client cloud.VMID
+	// other is the other host of a migration of the VM, whose process has the volume open and does not write, or nil.
+	other  *host
 	locked time.Time
 	copies copies
 	origin origin
 }
 
 // inUse reports whether a process has the volume open, or the lock of an ended process has not ended yet.
-func (i *commonVolume) inUse() bool { return i.host != nil || time.Now().Before(i.locked) }
+func (i *commonVolume) inUse() bool {
+	return i.host != nil || i.other != nil || time.Now().Before(i.locked)
+}
 
 func newCommonStorage(f *fleet, what string, locks bool) *commonStorage {
 	return &commonStorage{f: f, what: what, locks: locks, volumes: map[cloud.VolumeID]*commonVolume{}, deleted: map[cloud.VolumeID]bool{}}
@@ -109,11 +113,17 @@ func (c *commonStorage) volume(h *host, a *agentv1.AssignedVolume) *commonVolume
 func (c *commonStorage) open(h *host, vm cloud.VMID, a *agentv1.AssignedVolume) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if a.GetStandby() {
+		return false
+	}
 	i, generation := c.volume(h, a), a.GetAttachmentGeneration()
+	if i != nil && a.GetMigrated() && !c.locks && generation > i.generation { // No host has the state of the guest any more.
+		i.host, i.client, i.other, i.flushed = nil, "", nil, i.generation
+	}
 	switch {
 	case i == nil, a.GetVmId() != string(vm), generation < i.generation, generation <= i.detached,
 		generation == i.generation && i.vm != vm, generation > i.generation && i.flushed < i.generation,
-		i.inUse() && (i.host != h || i.client != vm):
+		i.inUse() && (i.host != h || i.client != vm || i.other != nil):
 		c.f.count("stale attachments of " + c.what + " refused")
 		return false
 	}
@@ -131,14 +141,21 @@ func (c *commonStorage) close(h *host, vm cloud.VMID, only cloud.VolumeID, relea
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, i := range c.volumes {
+		if i.other == h && i.vm == vm && (only == "" || only == id) {
+			i.other = nil
+			if c.locks && !released {
+				i.locked = time.Now().Add(h.drawn(0, maxLockTime))
+			}
+			continue
+		}
 		if i.host != h || i.client != vm || only != "" && only != id {
 			continue
 		}
 		i.host, i.client = nil, ""
 		switch {
-		case released:
+		case released && i.other == nil:
 			i.flushed = i.generation
-		case c.locks:
+		case c.locks && !released:
 			i.locked = time.Now().Add(h.drawn(0, maxLockTime))
 		}
 	}
@@ -160,12 +177,18 @@ func (c *commonStorage) settle(h *host, a *agentv1.AssignedVolume, all map[cloud
 		o.Present = c.volumes[id] != nil
 		return
 	}
+	if a.GetStandby() {
+		o.Present = c.volumes[id] != nil
+		return
+	}
 	i, generation := c.volume(h, a), a.GetAttachmentGeneration()
 	switch {
 	case i == nil:
 		return
-	case a.GetFence() && i.host != h && i.host != nil:
-		i.host, i.client = nil, "" // The cluster refuses the requests of the process from now on.
+	case a.GetMigrated() && a.GetVmId() != "" && generation > i.generation && i.host == h:
+		c.takeBack(h, cloud.VMID(a.GetVmId()), a, i)
+	case a.GetFence() && i.host != h && (i.host != nil || i.other != nil):
+		i.host, i.client, i.other = nil, "", nil // The cluster refuses the requests of the process from now on.
 		c.f.count("clients of the Ceph cluster fenced")
 	case i.inUse() || generation < i.generation:
 	case a.GetVmId() == "":

@@ -57,7 +57,7 @@ func (d *driven) leave(want *agentv1.AssignedVm, g *guest) plan {
 	if g.proc.incoming != 0 || g.migration.state == cloud.MigrationHandedOver && want.GetRolledBackAttempt() != g.migration.attempt {
 		return step(p, func() { d.host.cut(d.id) }, time.Millisecond, 100*time.Millisecond)
 	}
-	return step(p, func() { d.host.cancelMigration(d.id, g.migration.attempt) }, time.Millisecond, 100*time.Millisecond)
+	return step(p, func() { d.host.cancelMigration(d.id, g.migration.attempt, want) }, time.Millisecond, 100*time.Millisecond)
 }
 
 // send returns the plan of the source of a migration.
@@ -69,7 +69,7 @@ func (d *driven) send(want *agentv1.AssignedVm, g *guest) plan {
 			d.host.change(d.id, func(r *record) { r.migration.attempt, r.migration.state = m.GetAttempt(), s })
 		}
 	}
-	give := func() { d.host.cancelMigration(d.id, m.GetAttempt()) }
+	give := func() { d.host.cancelMigration(d.id, m.GetAttempt(), want) }
 	const least, most = time.Millisecond, 200 * time.Millisecond
 	switch {
 	case r.given >= m.GetAttempt():
@@ -164,12 +164,13 @@ func (h *host) pause(id cloud.VMID, attempt uint64) {
 	}
 }
 
-// cancelMigration stores that the source never hands the guest over, and continues the guest.
-func (h *host) cancelMigration(id cloud.VMID, attempt uint64) {
+// cancelMigration stores that the source never hands the guest over, and continues the guest. If the source has handed the
+// guest over, the migration was rolled back: cancelMigration then does nothing until the volumes are taken back.
+func (h *host) cancelMigration(id cloud.VMID, attempt uint64, want *agentv1.AssignedVm) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g := h.guests[id]
-	if g == nil {
+	if g == nil || g.migration.state == cloud.MigrationHandedOver && !h.takeBackVolumes(id, want) {
 		return
 	}
 	g.migration.given = max(g.migration.given, attempt)
@@ -179,6 +180,7 @@ func (h *host) cancelMigration(id cloud.VMID, attempt uint64) {
 	if g.proc != nil && g.proc.paused {
 		g.proc.paused = false
 		h.f.audit.resumed(h, id)
+		h.checkWriter(id, g.proc)
 	}
 	h.f.count("migrations that the source cancelled")
 }
@@ -206,7 +208,7 @@ func (h *host) arrive(id cloud.VMID, attempt uint64) {
 	}
 }
 
-// await starts a process that waits for the guest's state. With a probability of 5 %, it gives up instead.
+// await starts a process that waits for the guest's state. It does nothing if a volume cannot be opened yet. With a probability of 5 %, it gives up instead.
 func (h *host) await(want *agentv1.AssignedVm) {
 	id, attempt := cloud.VMID(want.GetVmId()), want.GetMigration().GetAttempt()
 	if h.chance(5) {
@@ -219,9 +221,13 @@ func (h *host) await(want *agentv1.AssignedVm) {
 	if g == nil || g.proc != nil {
 		return
 	}
+	volumes := h.standbyVolumes(id, want)
+	if volumes == nil {
+		return
+	}
 	h.pids++
 	g.proc = &proc{pid: h.pids, start: want.GetStarts(), since: time.Now(), nics: nicsOf(want), incoming: attempt,
-		takes: cloud.Capacity{VCPUs: want.GetVcpus(), MemoryMiB: want.GetMemoryMib()}, volumes: map[string]cloud.VolumeID{}}
+		takes: cloud.Capacity{VCPUs: want.GetVcpus(), MemoryMiB: want.GetMemoryMib()}, volumes: volumes}
 	g.stopsWithLease = true // until the control plane knows that the guest runs here
 	g.migration.attempt, g.migration.state = attempt, cloud.MigrationPrepared
 }
@@ -241,12 +247,16 @@ func (h *host) giveUp(id cloud.VMID, attempt uint64) {
 	h.f.count("migrations that the target gave up")
 }
 
-// resume continues the guest: on the target, or on the source after a rollback.
+// resume continues the guest: on the target, or on the source after a rollback. It does nothing if the host cannot get the
+// volumes yet.
 func (h *host) resume(id cloud.VMID, attempt uint64, want *agentv1.AssignedVm) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	g := h.guests[id]
 	if g == nil || g.proc == nil {
+		return
+	}
+	if !(g.proc.incoming == attempt && h.activateVolumes(id, want) || g.proc.incoming != attempt && h.takeBackVolumes(id, want)) {
 		return
 	}
 	if g.proc.incoming == attempt {
@@ -259,6 +269,7 @@ func (h *host) resume(id cloud.VMID, attempt uint64, want *agentv1.AssignedVm) {
 	g.proc.paused, g.proc.incoming, g.proc.up = false, 0, true
 	g.migration.state = cloud.MigrationRunning
 	h.f.audit.resumed(h, id)
+	h.checkWriter(id, g.proc)
 }
 
 // resumed records that a host continues a guest that it has paused or received, and reports a violation if another host
@@ -289,7 +300,14 @@ func (t *tenantClient) migrate(ctx context.Context, v *owned) {
 	})
 }
 
-// migratable changes the request for a VM so that the VM can be migrated: without volumes.
+// migratable changes the request for a VM so that the VM can be migrated: without volumes, or with one that several hosts
+// can use.
 func (t *tenantClient) migratable(w *vm.CreateRequest) {
 	w.Spec.Disks = slices.DeleteFunc(w.Spec.Disks, func(d cloud.Disk) bool { return d.Volume != "" })
+	for _, v := range t.volumes {
+		if v.movable && !v.leaving && t.rng.IntN(2) == 0 {
+			w.Spec.Disks = append(w.Spec.Disks, cloud.Disk{ID: "v0", Volume: v.id})
+			return
+		}
+	}
 }

@@ -224,7 +224,8 @@ func (a *agent) report(ctx context.Context, p *process) error {
 			StoragePools: []*agentv1.StoragePool{
 				{Name: cloud.LocalClass, AllocatableGib: poolGiB},
 				{Name: sharedClass, AllocatableGib: sharedGiB, PoolId: sharedPoolID, Shared: true},
-			}, Rbd: true, LiveMigration: true}
+			}, Rbd: true, LiveMigration: true, MachineFeatures: []*agentv1.MachineFeature{{Name: cloud.FeatureVolumeMigration}},
+		}
 		for everything := true; ; {
 			say := &agentv1.ReportRequest{Facts: facts}
 			facts = nil
