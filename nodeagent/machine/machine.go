@@ -58,6 +58,11 @@
 //     of the target are that it has run the guest and that it will never run it. The target runs the guest only after
 //     the control plane has assigned the phase SWITCHOVER. If the source does not receive this phase within
 //     switchoverWait, it cancels the attempt. A later SWITCHOVER of the same attempt then has no effect.
+//   - Volumes are not copied by a migration. The target opens them for a QEMU whose block devices are inactive, so the
+//     two processes never write at the same time. The target activates the volumes after the switchover, before the
+//     guest's CPUs run. The source takes them back before it continues the guest in the phase ROLLBACK. If the guest
+//     already runs because the source had cancelled the attempt before the switchover, the source takes them back
+//     afterwards: the target then never gets the complete state of the guest.
 //   - The source stops the guest before it sends the guest's memory. [qemu.Process.SendState] gives the reasons.
 //   - The QEMU of a migration's target is killed when the host's lease ends, until the control plane assigns the VM to
 //     this host without a migration. If the target host is lost, the control plane can therefore continue the guest at

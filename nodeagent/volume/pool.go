@@ -51,6 +51,13 @@
 //     and writes files of new content only as new inodes. Before it makes such a file the file of a volume, it reads
 //     the record again. The next host that locks the pool removes the temporary files of the host that was cut off, so
 //     that a delayed rename cannot put an old record in the place of a newer one.
+//   - During a migration of a VM, the QEMU processes of two hosts have a volume open. The process of the target, which
+//     [Pool.OpenStandby] gives the file, does not write. Each of the two processes has locked another byte of the file;
+//     everybody else needs both bytes, so no third process gets the volume at any time. [Pool.Activate] records the
+//     generation of the target. Afterwards no host can open the volume with the generation of the source. After a
+//     failed migration, [Pool.TakeBack] gives the source a higher generation, when the target has closed the file. In
+//     an RBDPool, the record has the addresses of both processes, and TakeBack makes the Ceph cluster refuse the requests
+//     of the target's process.
 //   - [Pool.Release] records that the content of a generation is complete and durable. Release first takes the same
 //     lock, which is possible only after QEMU has closed the file, and then syncs the file. [Pool.Detach] does the
 //     same, and also ends the generation: the volume cannot be opened at this generation again.
