@@ -7,6 +7,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -90,7 +91,12 @@ func TestMigrationOfVolume(t *testing.T) {
 
 	vm = w.tell(vm, target, cloud.MigrationRunning)
 	require.Equal(t, cloud.Running, vm.State)
-	require.Nil(t, w.volumeOn(source, id), "the source keeps the volume")
+	require.Nil(t, w.volumeOn(source, id))
+	require.NoError(t, w.store.Local(func(v *store.View) error {
+		keeps, err := node.BoundVolumes.Has(v, string(source), string(id))
+		require.False(t, keeps, "the source keeps the volume")
+		return err
+	}))
 	require.Equal(t, target, w.getVolume(id).Node)
 	w.reportAbsent(source, vm.ID, vm.Generation)
 	require.Equal(t, vm.ID, w.getVolume(id).VM, "the volume was detached from the VM")
