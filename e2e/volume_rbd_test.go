@@ -140,7 +140,8 @@ func (c *rbdCloud) on(host int) *world {
 }
 
 // TestVolumesRBD makes volumes in a real Ceph cluster, blank and from an image, through the API. A volume is attached
-// to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host. An image of the cluster
+// to a running VM, grows, gets snapshots (testSnapshots), and moves to a VM on the second host, which
+// is migrated there and back while it writes (moveWithVolume). An image of the cluster
 // is registered as a volume, while the key of the storage class changes. Volumes of an encrypted class are used
 // (useEncrypted). Processes are killed and the cluster is stopped (testFaults). A VM of a lost host starts on the other
 // host (recoverVM), and the second host is lost and evicted (loseHost).
@@ -175,6 +176,8 @@ func TestVolumesRBD(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, lab.Until(ctx, "the volume is attached on the other host", func(context.Context) error { return attach(two) }))
 	c.on(2).command(ctx, two, "sum vdb", "SUM dev=vdb off=0 len=1048576 "+written("second"))
+	c.moveWithVolume(ctx, two, "vdb", c.hosts[1], c.hosts[0])
+	c.moveWithVolume(ctx, two, "vdb", c.hosts[0], c.hosts[1])
 	c.useRegisteredImage(ctx, one, two)
 	c.useEncrypted(ctx, one, two)
 	more := c.testFaults(ctx, one, two, data)

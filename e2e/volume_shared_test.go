@@ -127,7 +127,8 @@ func (s *sharedStory) volume(ctx context.Context, id string) (*vmv1.Volume, erro
 }
 
 // testSharedPool moves a volume of a shared pool between VMs on two hosts, which also try to attach it at the same time.
-// A snapshot that the first host made becomes a volume on the second one. The first host is drained. The second host is lost with the volume: while
+// A VM with the volume is migrated there and back while it writes (moveWithVolume). A snapshot that the first host made
+// becomes a volume on the second one. The first host is drained. The second host is lost with the volume: while
 // its guest still runs, no other host gets the volume, and afterwards the first host does.
 func testSharedPool(t *testing.T, w *world, images lab.GuestImages) {
 	classes := storagev1.NewStorageClassServiceClient(w.admin.Conn())
@@ -184,6 +185,8 @@ func testSharedPool(t *testing.T, w *world, images lab.GuestImages) {
 		s.detach(winner, data)
 	}
 	require.NoError(t, s.attach(1, data, "data"))
+	s.moveWithVolume(s.ctx, s.vms[1], "vdb", s.hosts[1], s.hosts[0])
+	s.moveWithVolume(s.ctx, s.vms[1], "vdb", s.hosts[0], s.hosts[1])
 	s.guest(1, "write vdb third", written("third"))
 	copied, err := snapshots.CreateVolumeFromSnapshot(s.ctx, &storagev1.CreateVolumeFromSnapshotRequest{
 		OrgId: org, ProjectId: org, SnapshotId: snapshot.GetId(), Name: "shared-copy",
