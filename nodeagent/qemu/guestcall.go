@@ -36,7 +36,7 @@ var (
 		"install the package qemu-guest-agent there and start its service")
 	errGuestSilent = errors.New("the guest agent in the guest does not answer, or its answer is invalid: " +
 		"restart its service, qemu-guest-agent")
-	errFrozen = errors.New("the guest's file systems are frozen for a snapshot: try again")
+	errFrozen          = errors.New("the guest's file systems are frozen for a snapshot: try again")
 	errProgramMigrated = errors.New("the VM is being migrated, and the result of the program is lost: " +
 		"the program may run on in the guest")
 	errProgramStopped = errors.New("the VM was stopped or migrated while the program ran, and the result of the program " +
