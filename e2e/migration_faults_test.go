@@ -96,13 +96,10 @@ var migrationPoints = []migrationPoint{
 	}},
 	// The guest runs at the target, and the source has not removed its QEMU.
 	{"release", func(g *faultyGuest) func() {
-		before := g.attempt(g.source, "handed_over")
+		before := g.attempt(g.target, "committed")
 		g.migrate()
-		g.await("the guest is paused", func() bool { return g.paused(g.source) })
-		resumeTarget := g.suspendAgent(g.target)
-		g.await("the source has handed over", func() bool { return g.attempt(g.source, "handed_over") != before })
+		g.await("the target may run the guest", func() bool { return g.attempt(g.target, "committed") != before })
 		resume := g.suspendAgent(g.source)
-		resumeTarget()
 		g.await("the target runs the guest", func() bool {
 			vm, err := g.c.vms.GetVm(g.c.context(10*time.Second), &vmv1.GetVmRequest{VmId: g.id})
 			return err == nil && vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && vm.GetNodeId() == g.c.ids[g.target]
