@@ -35,8 +35,6 @@ const (
 	// qemuExitWithin is the maximum time between the end of the connection to the serial port and the end of QEMU, if the
 	// connection ends because QEMU ends.
 	qemuExitWithin = 5 * time.Second
-	// portDrainWithin is the maximum time in which QEMU reads the rest of the input after the user has closed the console.
-	portDrainWithin = 8 * time.Second
 	// portDrainPoll is the interval at which the agent checks whether QEMU has read the input.
 	portDrainPoll = 20 * time.Millisecond
 )
@@ -263,8 +261,8 @@ func (s *serialSession) readPort(ctx context.Context, wake chan<- struct{}) erro
 	}
 }
 
-// drainPort waits until QEMU has read what was written to the port, at most portDrainWithin. QEMU may drop what it has
-// not read when the connection ends.
+// drainPort waits until QEMU has read what was written to the port, or ctx ends. QEMU may drop what it has not read when
+// the connection ends.
 func drainPort(ctx context.Context, port net.Conn) {
 	raw, ok := port.(*net.UnixConn)
 	if !ok {
@@ -274,8 +272,6 @@ func drainPort(ctx context.Context, port net.Conn) {
 	if err != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, portDrainWithin)
-	defer cancel()
 	again := time.NewTicker(portDrainPoll)
 	defer again.Stop()
 	for {

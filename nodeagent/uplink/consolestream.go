@@ -58,6 +58,7 @@ type consoleStream struct {
 // consoleInput is the data of a message of the member, or the error that ended the stream.
 type consoleInput struct {
 	data []byte
+	end  bool // no data follows
 	err  error
 }
 
@@ -66,7 +67,7 @@ func (s *consoleStream) receive(ctx context.Context) {
 	for {
 		message, err := s.Recv()
 		select {
-		case s.received <- consoleInput{message.GetData(), err}:
+		case s.received <- consoleInput{message.GetData(), message.GetEnd(), err}:
 		case <-ctx.Done():
 			return
 		}
@@ -128,6 +129,9 @@ func newConsolePipe(ctx context.Context, stream *consoleStream, kind agentv1.Con
 func (p *consolePipe) Recv(ctx context.Context) ([]byte, error) {
 	select {
 	case r := <-p.stream.received:
+		if r.end {
+			return nil, io.EOF
+		}
 		return r.data, r.err
 	case <-ctx.Done():
 		return nil, ctx.Err()

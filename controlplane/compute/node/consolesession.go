@@ -30,8 +30,15 @@ const (
 // MaxConsoleInput is the maximum size of one piece of data for a console, in bytes.
 const MaxConsoleInput = 32 << 10
 
-// consoleIdleTime is the time after which a console is closed if no byte is sent in either direction.
-const consoleIdleTime = 30 * time.Minute
+const (
+	// consoleIdleTime is the time after which a console is closed if no byte is sent in either direction.
+	consoleIdleTime = 30 * time.Minute
+	// consoleReadTime is the maximum time in which a user must read a piece of output.
+	consoleReadTime = time.Minute
+	// consoleDrainTime is the maximum time in which the host writes the rest of the input after the user has closed the
+	// console.
+	consoleDrainTime = 10 * time.Second
+)
 
 // agentStarting is the reason of an agent that has not found the VM since it started.
 const agentStarting = "AGENT_STARTING"
@@ -79,18 +86,50 @@ type ConsolePipe struct {
 // OpenConsole opens a console of a VM on its host, and copies data in both directions. It forwards the request to the
 // leader, to which the host is connected. It returns nil when the user has closed the console, or the VM has stopped. It
 // returns Unavailable if the connection to the host breaks, ResourceExhausted if there are too many open consoles, and
-// DeadlineExceeded if no byte was sent for consoleIdleTime.
+// DeadlineExceeded if no byte was sent for consoleIdleTime, or the user did not read for consoleReadTime. In the last
+// case, a call of pipe.Send may still be blocked when OpenConsole returns.
 func (s *Service) OpenConsole(ctx context.Context, q ConsoleRequest, pipe ConsolePipe) error {
+	send := sendWithin(consoleReadTime, pipe.Send)
+	opened := make(chan struct{})
+	open := sync.OnceFunc(func() { close(opened) })
 	return openConsoleCommand.Call(ctx, s.opts.Commands, q, leader.Pipe{
-		Recv: pipe.Recv,
+		Recv: func(ctx context.Context) ([]byte, error) {
+			// Input that is received before the console is open would be lost if the request has to be sent again, to
+			// another leader.
+			select {
+			case <-opened:
+				return pipe.Recv(ctx)
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		},
 		Send: func(data []byte) error {
 			var out ConsoleOutput
 			if err := cbor.Unmarshal(data, &out); err != nil {
 				return fmt.Errorf("decode data of a console: %w", err)
 			}
-			return pipe.Send(out)
+			open()
+			return send(out)
 		},
 	})
+}
+
+// sendWithin returns a function that calls send. It returns DeadlineExceeded if send does not return within limit. It
+// does not wait for send then, because send returns only when the user reads or the handler of the call has returned.
+func sendWithin(limit time.Duration, send func(ConsoleOutput) error) func(ConsoleOutput) error {
+	return func(out ConsoleOutput) error {
+		sent := make(chan error, 1)
+		go func() { sent <- send(out) }()
+		late := time.NewTimer(limit)
+		defer late.Stop()
+		select {
+		case err := <-sent:
+			return err
+		case <-late.C:
+			return fault.New(fault.DeadlineExceeded, "the console was closed because its output was not read for %s: open it again", limit).
+				WithReason("CONSOLE_IDLE")
+		}
+	}
 }
 
 var openConsoleCommand = leader.NewExchange("node.open-console", (*Service).openConsoleOnLeader)
@@ -161,6 +200,7 @@ func (c *openConsole) copyInput(ctx context.Context) error {
 func (c *openConsole) copyOutput(ctx context.Context) error {
 	late := time.NewTimer(acceptTimeout)
 	defer late.Stop()
+	var closing <-chan time.Time // gets a value when the time for the rest of the input has ended
 	idle := time.NewTimer(consoleIdleTime)
 	defer idle.Stop()
 	accepted := c.one.accepted
@@ -172,11 +212,21 @@ func (c *openConsole) copyOutput(ctx context.Context) error {
 		case <-late.C:
 			return fault.New(fault.Unavailable, "the host of the VM does not answer").MayRetry()
 		case <-idle.C:
-			return fault.New(fault.DeadlineExceeded, "no byte was sent for %s: open the console again", consoleIdleTime).WithReason("CONSOLE_IDLE")
+			return fault.New(fault.DeadlineExceeded, "the console was closed because nothing was sent or received for 30 minutes: open it again").
+				WithReason("CONSOLE_IDLE")
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-c.ended:
-			return err
+			if err != nil {
+				return err
+			}
+			// The agent writes the input that it has received, and then ends its stream.
+			drain := time.NewTimer(consoleDrainTime)
+			defer drain.Stop()
+			closing = drain.C
+			close(c.one.inputEnded)
+		case <-closing:
+			return fault.New(fault.DeadlineExceeded, "the console was closed, but the VM has not read all input within %s", consoleDrainTime)
 		case <-c.typed:
 			idle.Reset(consoleIdleTime)
 		case p := <-c.one.chunks:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -73,8 +74,19 @@ func TestOpenConsole(t *testing.T) {
 		kind fault.Kind
 		why  string
 	}{
-		"the user closes it": {end: func(_ agentv1.AgentService_StreamConsoleClient, u *user) { close(u.input) }},
-		"the VM stops":       {end: func(out agentv1.AgentService_StreamConsoleClient, _ *user) { require.NoError(t, out.CloseSend()) }},
+		"the user closes it": {end: func(out agentv1.AgentService_StreamConsoleClient, u *user) {
+			u.input <- []byte("exit\n")
+			close(u.input)
+			for _, want := range []string{"exit\n", ""} {
+				in, err := out.Recv()
+				require.NoError(t, err)
+				require.Equal(t, want, string(in.GetData()))
+				require.Equal(t, want == "", in.GetEnd())
+			}
+			require.Empty(t, u.end, "the console must not end before the host has written the input")
+			require.NoError(t, out.CloseSend())
+		}},
+		"the VM stops": {end: func(out agentv1.AgentService_StreamConsoleClient, _ *user) { require.NoError(t, out.CloseSend()) }},
 		"it is taken over": {func(out agentv1.AgentService_StreamConsoleClient, _ *user) {
 			require.NoError(t, out.Send(&agentv1.StreamConsoleRequest{Error: "taken", Reason: "CONSOLE_TAKEN_OVER"}))
 		}, refusal, fault.FailedPrecondition, "CONSOLE_TAKEN_OVER"},
@@ -152,4 +164,14 @@ func TestOpenConsolesAreBounded(t *testing.T) {
 		require.NoError(t, add([]string{"b", "c"}[i%2], []string{"b1", "c1"}[i%2], 50+i))
 	}
 	require.True(t, fault.Is(add("d", "d1", 100), fault.Unavailable))
+}
+
+// TestUserDoesNotRead checks that a console ends if its user does not read the output.
+func TestUserDoesNotRead(t *testing.T) {
+	unblock := make(chan struct{})
+	defer close(unblock)
+	send := sendWithin(time.Millisecond, func(ConsoleOutput) error { <-unblock; return nil })
+	require.True(t, fault.Is(send(ConsoleOutput{}), fault.DeadlineExceeded))
+	broken := errors.New("the connection broke")
+	require.Equal(t, broken, sendWithin(time.Hour, func(ConsoleOutput) error { return broken })(ConsoleOutput{}))
 }

@@ -39,6 +39,8 @@ type hostRead struct {
 	vm     cloud.VMID // only for open consoles
 	// input carries data for the host. It is used only for open consoles.
 	input chan []byte
+	// inputEnded is closed when the user of an open console has closed it, after the last send to input.
+	inputEnded chan struct{}
 	// chunks carries the data to the reader. Its buffer is small, so a slow reader slows down only the agent's stream
 	// of this data.
 	chunks chan chunk
@@ -99,7 +101,8 @@ func (h *hostReads) add(id string, node cloud.NodeID, t cloud.Tenant, vm cloud.V
 		return nil, fault.New(fault.Unavailable, "too many %s are being read from the host of %s: try again later", h.plural, h.object).MayRetry()
 	}
 	one := &hostRead{
-		node: node, tenant: t, vm: vm, chunks: make(chan chunk, 4), input: make(chan []byte), accepted: make(chan struct{}), closed: make(chan struct{}),
+		node: node, tenant: t, vm: vm, chunks: make(chan chunk, 4), input: make(chan []byte), inputEnded: make(chan struct{}),
+		accepted: make(chan struct{}), closed: make(chan struct{}),
 	}
 	h.open[id] = one
 	return one, nil
@@ -114,6 +117,10 @@ func (h *hostReads) remove(id string) {
 
 // errTooMany returns the ResourceExhausted error for a project or org that has reached its limit.
 func (h *hostReads) errTooMany(what, id string, most int) error {
+	if h.perVM > 0 {
+		return fault.New(fault.ResourceExhausted, "%s %s has %d open console sessions on the host, the maximum: close one and try again", what, id, most).
+			WithReason(h.reason).With("limit", most).MayRetry()
+	}
 	return fault.New(fault.ResourceExhausted, "%s %s reads %d %s from the host of %s, which is the limit: try again when one of these reads has ended",
 		what, id, most, h.plural, h.object).
 		WithReason(h.reason).With("limit", most).MayRetry()

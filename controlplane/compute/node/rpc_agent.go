@@ -289,11 +289,17 @@ func (a *agents) StreamConsole(stream agentv1.AgentService_StreamConsoleServer) 
 	defer cancel()
 	sending.Go(func() {
 		defer stop()
+		inputEnded := one.inputEnded
 		for {
 			select {
 			case data := <-one.input:
 				if stream.Send(&agentv1.StreamConsoleResponse{Data: data}) != nil {
 					return // the stream has ended, and Recv returns the reason
+				}
+			case <-inputEnded:
+				inputEnded = nil
+				if stream.Send(&agentv1.StreamConsoleResponse{End: true}) != nil {
+					return
 				}
 			case <-one.closed:
 				return

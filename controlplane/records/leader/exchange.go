@@ -20,7 +20,7 @@ type Pipe struct {
 	Send func([]byte) error
 }
 
-// Exchange is a Stream that also receives pieces of data from its caller. Like a Stream, it must only read records,
+// Exchange is a bidirectional streaming command that runs on the leader. Like a Stream, it must only read records,
 // because the Gate does not check it.
 type Exchange[S, Q any] struct {
 	name string
@@ -34,7 +34,8 @@ func NewExchange[S, Q any](name string, run func(s S, ctx context.Context, q Q, 
 }
 
 // Call runs the exchange on the leader, which may be any member. It begins the exchange again only if the request did
-// not reach the leader; no piece of data has been received then.
+// not reach the leader. What pipe.Recv has returned before that is lost, so a caller that needs all of its data waits in
+// pipe.Recv for the first piece from the leader.
 func (e *Exchange[S, Q]) Call(ctx context.Context, c *Commands, q Q, pipe Pipe) error {
 	run, ok := c.local[e.name].(func(context.Context, Q, Pipe) error)
 	if !ok {

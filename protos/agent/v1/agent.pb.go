@@ -4507,7 +4507,7 @@ type StreamConsoleRequest struct {
 	// FAILED_PRECONDITION, cut to 1 KiB.
 	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	// The reason of the error: CONSOLE_IN_USE, CONSOLE_TAKEN_OVER, NO_DISPLAY or, if the caller may try again soon and gets
-	// UNAVAILABLE, AGENT_STARTING. May be empty.
+	// UNAVAILABLE, AGENT_STARTING or CONSOLE_LOST (the connection to the serial port broke). May be empty.
 	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4581,7 +4581,10 @@ func (x *StreamConsoleRequest) GetReason() string {
 type StreamConsoleResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most 32 KiB.
-	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// The caller has closed the console, and no data follows. The agent writes the data that it has received, and then ends
+	// the stream. The member cancels the request if that takes more than 10 seconds.
+	End           bool `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4621,6 +4624,13 @@ func (x *StreamConsoleResponse) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *StreamConsoleResponse) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
 }
 
 type SendSnapshotRequest struct {
@@ -6082,9 +6092,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"+\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"=\n" +
 	"\x15StreamConsoleResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"^\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x10\n" +
+	"\x03end\x18\x02 \x01(\bR\x03end\"^\n" +
 	"\x13SendSnapshotRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
