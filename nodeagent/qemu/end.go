@@ -213,6 +213,32 @@ func (p *Process) Kill(ctx context.Context) error {
 	return p.endBy(ctx, "kill QEMU", p.killNow)
 }
 
+// EndInFailure records that the guest has failed for the reason text, and kills QEMU without a flush. It returns when the
+// process has ended. If an exit is recorded already, that one remains. After an error, QEMU may still run.
+func (p *Process) EndInFailure(ctx context.Context, text string) error {
+	if err := p.recordFailure(text); err != nil {
+		return fmt.Errorf("end QEMU: %w", err)
+	}
+	if err := p.killNow(ctx); err != nil {
+		return fmt.Errorf("end QEMU: %w", err)
+	}
+	return nil
+}
+
+func (p *Process) recordFailure(text string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.exit.Reason != "" {
+		return nil
+	}
+	e := Exit{Crashed, text}
+	if err := p.home.write("exit.json", e); err != nil {
+		return err
+	}
+	p.exit = e
+	return nil
+}
+
 // endBy ends the process by calling the function how. Before that it stores that the end was requested, so that the
 // recorded exit is exitRequested. If the process has ended already, endBy does nothing. The parameter what is the
 // beginning of the error text.
