@@ -48,7 +48,8 @@ func (v *VM) sendState(ctx context.Context, rate uint64) error {
 }
 
 // endTransfer removes all parts of a cancelled migration from the host and from QEMU, and resumes the guest if the
-// migration has stopped it. After a rollback, the volumes are taken back before.
+// migration has stopped it. After a rollback, the volumes are taken back before. If the target may have written to one
+// of them, endTransfer ends QEMU instead, because the guest's memory does not match the volume any more.
 func (v *VM) endTransfer(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err := tunnel.Stop(v.home.Migration()); err != nil { // closes the streams
 		return err
@@ -61,7 +62,7 @@ func (v *VM) endTransfer(ctx context.Context, want *agentv1.AssignedVm) error {
 	}
 	for _, d := range v.process.Record().Spec.Disks {
 		if at, err := findVolume(want, d.ID); err == nil && takesBack(want.GetDisks()[at].GetVolume(), d) {
-			if err := v.takeBackDisk(ctx, d.ID, want); err != nil {
+			if ended, err := v.takeBackDisk(ctx, d.ID, want); ended || err != nil {
 				return err
 			}
 		}

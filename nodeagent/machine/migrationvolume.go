@@ -100,20 +100,26 @@ func takesBack(w *agentv1.AssignedVolume, d qemu.Disk) bool {
 }
 
 // takeBackDisk makes sure that the target of a failed migration cannot write to a volume of the VM any more, and then
-// writes the new generation of the attachment to the record of the process.
-func (v *VM) takeBackDisk(ctx context.Context, id string, want *agentv1.AssignedVm) error {
+// writes the new generation of the attachment to the record of the process. If the target has activated the volume, the
+// guest must not continue here: takeBackDisk then ends QEMU in failure, and returns true.
+func (v *VM) takeBackDisk(ctx context.Context, id string, want *agentv1.AssignedVm) (ended bool, err error) {
 	at, err := findVolume(want, id)
 	if err != nil {
-		return err
+		return false, err
 	}
 	disks := v.process.Record().Spec.Disks
 	i := slices.IndexFunc(disks, func(d qemu.Disk) bool { return d.ID == id })
 	if i < 0 || v.set.o.Volumes == nil {
-		return errors.New("the VM's process has no such volume")
+		return false, errors.New("the VM's process has no such volume")
 	}
 	w := want.GetDisks()[at].GetVolume()
-	if err := v.set.o.Volumes.TakeBack(ctx, v.id, id, w, disks[i].Generation); err != nil {
-		return fmt.Errorf("disk %s: %w", id, err)
+	err = v.set.o.Volumes.TakeBack(ctx, v.id, id, w, disks[i].Generation)
+	if errors.Is(err, volume.ErrActivated) {
+		text := "the guest ran on the target of the migration before that host was lost, and may have written to disk " + id
+		return true, v.process.EndInFailure(ctx, text)
 	}
-	return v.process.SetGeneration(id, w.GetAttachmentGeneration())
+	if err != nil {
+		return false, fmt.Errorf("disk %s: %w", id, err)
+	}
+	return false, v.process.SetGeneration(id, w.GetAttachmentGeneration())
 }

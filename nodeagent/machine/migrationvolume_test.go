@@ -214,6 +214,45 @@ func TestMigrationOfVolumesFails(t *testing.T) {
 	}
 }
 
+// TestMigrationTargetRanGuest loses the target of a migration after it has run the guest, and before the control plane has
+// recorded that. The guest may have written to its volume, so that it must not continue at the source. The source ends
+// QEMU, and can start the VM again from the volume.
+func TestMigrationTargetRanGuest(t *testing.T) {
+	m := newMoveOf(t, sharedVolume(t))
+	m.targetRanGuest()
+}
+
+func TestMigrationTargetRanGuestOfRBDVolume(t *testing.T) {
+	m := newMoveOf(t, rbdVolume(rbdtest.Start(t), rbdtest.Program(t), 1))
+	m.targetRanGuest()
+}
+
+func (m *move) targetRanGuest() {
+	m.volume.Present = true
+	m.atSwitchover()
+	m.enter(switchover)
+	m.reports(m.source, cloud.MigrationHandedOver)
+	m.reports(m.target, cloud.MigrationRunning)
+	m.writes(m.target)
+	kill(m.T, m.target.qemu(m.vm.VmId))
+	m.target.stop()
+	m.enterAt(m.source, rollback)
+	o := m.source.until(cloud.VMID(m.vm.VmId), "ended or running", func(o cloud.Observation) bool {
+		return o.Observed == cloud.ObservedEnded || o.Migration != nil && o.Migration.State == cloud.MigrationRunning
+	})
+	require.Equal(m, cloud.ObservedEnded, o.Observed, "the guest continues with the memory of the switchover")
+	require.Equal(m, cloud.ExitFailed, o.Exit)
+	require.Contains(m, o.LastError, "may have written to disk root")
+	require.False(m, m.source.runs(m.vm.VmId))
+
+	m.generation++
+	again := with(m.withVolume(m.vm, m.source), func(w *agentv1.AssignedVm) { w.Starts++ })
+	again.Generation = m.generation
+	m.source.assign(again)
+	m.source.sees(again, cloud.ObservedRunning)
+	m.source.says(m.vm.VmId, "GUEST UP", 2)
+}
+
 // takenBack waits until the guest's process at the source has the volume with the present generation.
 func (m *move) takenBack() {
 	m.Helper()

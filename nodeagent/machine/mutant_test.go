@@ -27,4 +27,5 @@ func TestMutants(t *testing.T) {
 	mutant.Set("")
 	mutanttest.Notices(t, mutant.TwoConsoleWriters, TestOneConsoleWriter)
 	mutanttest.Notices(t, mutant.RunUnactivated, TestMigrationOfSharedVolume, "the target runs the guest without its attachment")
+	mutanttest.Notices(t, mutant.TakeBackActivated, TestMigrationTargetRanGuest, "the guest continues with the memory of the switchover")
 }

@@ -256,7 +256,8 @@ func (v *VM) changeDisk(ctx context.Context, a Action, id string, want *agentv1.
 	case FlattenDisk:
 		return v.flattenDisk(ctx, id)
 	case TakeBackDisk:
-		return v.takeBackDisk(ctx, id, want)
+		_, err := v.takeBackDisk(ctx, id, want)
+		return err
 	}
 	if err == nil {
 		if a != UnplugDisk { // Keep the failure of a PlugDisk: both actions alternate until one succeeds.

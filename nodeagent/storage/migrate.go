@@ -20,11 +20,6 @@ type sharedPool interface {
 // ConfirmStandby does nothing: the process has locked the file.
 func (p filePool) ConfirmStandby(context.Context, string, volume.Attachment) error { return nil }
 
-// TakeBack calls volume.Pool.TakeBack. The pool sees by the locks which processes have the file open.
-func (p filePool) TakeBack(ctx context.Context, id string, a volume.Attachment, _ uint64) error {
-	return p.Pool.TakeBack(ctx, id, a)
-}
-
 // OpenStandby opens a volume for the disk of a VM that is being migrated to this host. QEMU must not write to it before
 // Activate. The newest known desired state must be the one of a migration's target (AssignedVolume.standby). The errors
 // are those of Open. The caller passes duplicates of the files to QEMU and closes the files.
@@ -73,7 +68,9 @@ func (s *Storage) Activate(ctx context.Context, vm cloud.VMID, disk string, want
 
 // TakeBack is called after a migration to another host has failed, for a volume that a process of the VM on this host has
 // open with the attachment generation from. When it returns nil, no process on the other host can write to the volume, and
-// the generation in the desired state applies to the process. A second call does nothing.
+// the generation in the desired state applies to the process. A second call does nothing. The error wraps
+// volume.ErrActivated if a process on the other host may have written to the volume: the guest must not continue on this
+// host with the memory that it had at the switchover.
 func (s *Storage) TakeBack(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume, from uint64) error {
 	p, a, err := s.assignedTo(vm, disk, s.newest(want), false)
 	if err != nil {

@@ -91,6 +91,9 @@ func (p *Pool) openVolume(ctx context.Context, id string, a Attachment) (files F
 		if r.Attachment == a && r.Flushed == flushed && r.Host == host {
 			return nil
 		}
+		if r.Attachment != a {
+			r.Activated = 0
+		}
 		r.Attachment, r.Flushed, r.Host = a, flushed, host
 		return p.write(id, r)
 	})

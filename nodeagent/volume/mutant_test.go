@@ -49,6 +49,8 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ActivateStale, TestSourceTakesRBDVolumeBack, "two hosts may write to the volume")
 	mutanttest.Notices(t, mutant.TakeBackUnproven, TestSourceTakesVolumeBack, "the target may write to the volume")
 	mutanttest.Notices(t, mutant.TakeBackUnproven, TestSourceTakesRBDVolumeBack, "the target may write to the volume")
+	mutanttest.Notices(t, mutant.TakeBackActivated, TestSourceTakesVolumeBack, "the guest continues with the memory of the switchover")
+	mutanttest.Notices(t, mutant.TakeBackActivated, TestSourceOfActivatedRBDVolume, "the guest continues with the memory of the switchover")
 	mutanttest.Notices(t, mutant.OverwriteRecord, TestRecordChangesDuringOpen, "two hosts have the volume open")
 	for _, name := range []string{
 		mutant.OpenStaleVolume, mutant.OpenVolumeTwice, mutant.FlushOpenVolume, mutant.OpenUnflushedImage, mutant.OpenBeforeRecord,

@@ -125,6 +125,10 @@ var (
 	// ErrInUse means that a process has the volume's file open.
 	ErrInUse = errors.New("a process has the volume open")
 
+	// ErrActivated means that the target of a migration has activated the volume, and may have written to it. The memory
+	// that the guest had at the source then does not match the content of the volume any more.
+	ErrActivated = errors.New("the target of the migration may have written to the volume")
+
 	// ErrNoKey means that the volume is encrypted and the caller did not pass its key.
 	ErrNoKey = errors.New("the volume is encrypted, and the control plane has not sent its key yet")
 )

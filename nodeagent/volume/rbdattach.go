@@ -49,7 +49,7 @@ func (p *RBDPool) open(ctx context.Context, id string, a Attachment) (Files, err
 		}
 	}
 	if a.Generation > last {
-		r.Clients, r.Former = nil, nil
+		r.Clients, r.Former, r.Activated = nil, nil, 0
 	}
 	r.Standby = nil
 	r.Attachment, r.Flushed = a, min(r.Flushed, a.Generation-1)

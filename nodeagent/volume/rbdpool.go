@@ -119,7 +119,7 @@ func (p *RBDPool) write(ctx context.Context, id string, before []byte, r record)
 	if len(r.Snapshots) > 0 || r.Source != nil || r.Encrypted {
 		r.Version = recordVersion2
 	}
-	if r.Standby != nil || len(r.Former) > 0 {
+	if r.Standby != nil || len(r.Former) > 0 || r.Activated > 0 {
 		r.Version = recordVersion3
 	}
 	text, err := json.Marshal(r)

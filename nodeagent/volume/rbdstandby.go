@@ -83,6 +83,7 @@ func (p *RBDPool) Activate(ctx context.Context, id string, a Attachment) error {
 		}
 		r.Former, r.Clients = r.Clients, r.standbyClients()
 		r.Attachment, r.Flushed, r.Standby = a, min(r.Flushed, a.Generation-1), nil
+		r.Activated = a.Generation
 		_, err := p.write(ctx, id, text, r)
 		return err
 	})
@@ -91,17 +92,21 @@ func (p *RBDPool) Activate(ctx context.Context, id string, a Attachment) error {
 // TakeBack records that the attachment a is the present attachment of a volume that a process of this host has open with
 // an earlier generation. A migration to another host has failed. Before that, TakeBack makes the cluster refuse all
 // requests of the target's process, also if the target is lost. The error wraps [ErrStale] if the volume was opened for a
-// later attachment. A second call does nothing. The parameter from is the generation with which the process of this host
-// has opened the volume.
+// later attachment, and [ErrActivated] if the target has activated the volume. The caller must then end the process of
+// this host. A second call does nothing. The parameter from is the generation with which the process of this host has
+// opened the volume.
 func (p *RBDPool) TakeBack(ctx context.Context, id string, a Attachment, from uint64) error {
 	return p.changeExisting(ctx, "take back", id, func(r record, text []byte) error {
 		if err := r.admit(a); err != nil || r.Attachment == a {
 			return err
 		}
-		own, others := r.Clients, r.standbyClients()
-		if r.Attachment.Generation > from { // The target has activated the volume.
-			own, others = r.Former, r.Clients
+		if r.activatedAfter(from) {
+			if err := p.block(ctx, r.Clients); err != nil {
+				return err
+			}
+			return ErrActivated
 		}
+		own, others := r.Clients, r.standbyClients()
 		i, err := p.image(ctx, id)
 		if err != nil {
 			return err
@@ -132,6 +137,12 @@ func (p *RBDPool) EndMigrated(ctx context.Context, id string, before uint64) err
 		return nil
 	}
 	return p.Fence(ctx, id, before-1)
+}
+
+// activatedAfter reports whether the target of a migration has activated the volume after the attachment with the
+// generation from, which the source has.
+func (r record) activatedAfter(from uint64) bool {
+	return r.Activated > from && !mutant.On(mutant.TakeBackActivated)
 }
 
 // standbyClients returns the addresses of the process of a migration's target that has not activated the volume.

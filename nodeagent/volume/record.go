@@ -72,6 +72,9 @@ type record struct {
 	// nil. Former are the addresses of the process of the source, after the target has activated the volume.
 	Standby *standby `json:"standby,omitempty"`
 	Former  []string `json:"former,omitempty"`
+	// Activated is the generation of the last attachment that Activate began, since the last Open with a new generation,
+	// or 0.
+	Activated uint64 `json:"activated,omitempty"`
 	// Flattened means that the volume was made from an image, and that it is independent of the image. Image is then
 	// nil.
 	Flattened bool `json:"flattened,omitempty"`
@@ -91,7 +94,7 @@ const (
 	// recordVersion2 is the version of the record of an RBD volume that has Snapshots, Source or Header. An agent that
 	// does not know these fields would remove them.
 	recordVersion2 = 2
-	// recordVersion3 is the version of the record of an RBD volume that has Standby or Former.
+	// recordVersion3 is the version of the record of an RBD volume that has Standby, Former or Activated.
 	recordVersion3 = 3
 )
 

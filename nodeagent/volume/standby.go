@@ -99,7 +99,14 @@ func (r record) admitStandby(a Attachment) error {
 // on, the process may write, and the process on the other host of the migration may not. The error wraps [ErrStale] if
 // the other host has taken the volume back. A second call does nothing.
 func (p *Pool) Activate(ctx context.Context, id string, a Attachment) error {
-	err := p.changeRecord(ctx, id, func(r record) (record, error) { return p.handOver(r, a) })
+	err := p.changeRecord(ctx, id, func(r record) (record, error) {
+		if r.Attachment == a {
+			return r, nil
+		}
+		r, err := p.handOver(r, a)
+		r.Activated = a.Generation
+		return r, err
+	})
 	if err != nil {
 		return fmt.Errorf("activate volume %s: %w", id, plainSpace(err))
 	}
@@ -108,11 +115,19 @@ func (p *Pool) Activate(ctx context.Context, id string, a Attachment) error {
 
 // TakeBack records that the attachment a is the present attachment of a volume that a process of this host has open with
 // an earlier generation. A migration to another host has failed. The error wraps [ErrInUse] while a process of the other
-// host has the volume open, and [ErrStale] if the volume was opened for a later attachment. A second call does nothing.
-func (p *Pool) TakeBack(ctx context.Context, id string, a Attachment) error {
+// host has the volume open, [ErrStale] if the volume was opened for a later attachment, and [ErrActivated] if the target
+// has activated the volume. After ErrActivated, the caller must end the process of this host. A second call does nothing.
+// The parameter from is the generation with which the process of this host has opened the volume.
+func (p *Pool) TakeBack(ctx context.Context, id string, a Attachment, from uint64) error {
 	err := p.changeRecord(ctx, id, func(r record) (record, error) {
 		if r.Attachment == a {
 			return r, nil
+		}
+		if err := r.admit(a); err != nil {
+			return r, err
+		}
+		if r.activatedAfter(from) {
+			return r, ErrActivated
 		}
 		n, err := p.processes(r.fileName(id))
 		if err != nil {

@@ -59,8 +59,9 @@ func TestMigrationOfSharedVolume(t *testing.T) {
 	require.ErrorIs(t, err, ErrRefused, "no other host uses the pool")
 }
 
-// TestSourceTakesVolumeBack undoes a migration. The source does not get the volume back before the process of the target
-// has closed it. Then the target cannot activate the volume any more.
+// TestSourceTakesVolumeBack undoes migrations. The source does not get the volume back before the process of the target
+// has closed it. Then the target cannot activate the volume any more. If the target has activated the volume, the source
+// never gets it back, also after the process of the target has ended.
 func TestSourceTakesVolumeBack(t *testing.T) {
 	ctx := t.Context()
 	a, b := twoHosts(t)
@@ -68,24 +69,43 @@ func TestSourceTakesVolumeBack(t *testing.T) {
 	at := func(generation uint64) Attachment { return Attachment{"vm-x", generation} }
 	source, err := a.Open(ctx, id(1), at(1))
 	require.NoError(t, err)
-	defer source.Close()
-	for _, activated := range []bool{false, true} {
-		before := a.list().Volumes[0].Attachment.Generation
+	defer func() { source.Close() }()
+	// The agent of the source ends after each TakeBack, so that its process keeps generation 1.
+	for before := uint64(1); before <= 3; before += 2 {
 		target, err := b.OpenStandby(ctx, id(1), at(before+1))
 		require.NoError(t, err)
-		if activated {
-			require.NoError(t, b.Activate(ctx, id(1), at(before+1)))
-		}
-		err = a.TakeBack(ctx, id(1), at(before+2))
+		err = a.TakeBack(ctx, id(1), at(before+2), 1)
 		require.ErrorIs(t, err, ErrElsewhere, "the target may write to the volume")
 		target.Close()
-		require.NoError(t, a.TakeBack(ctx, id(1), at(before+2)))
-		require.NoError(t, a.TakeBack(ctx, id(1), at(before+2)), "a repeated call")
+		require.NoError(t, a.TakeBack(ctx, id(1), at(before+2), 1), "no target has activated the volume")
+		require.NoError(t, a.TakeBack(ctx, id(1), at(before+2), 1), "a repeated call")
 		require.ErrorIs(t, b.Activate(ctx, id(1), at(before+1)), ErrStale, "two hosts may write to the volume")
 		require.Equal(t, at(before+2), b.list().Volumes[0].Attachment)
 		_, err = b.Open(ctx, id(1), Attachment{"vm-y", before + 3})
 		require.ErrorIs(t, err, ErrElsewhere)
 	}
+
+	target, err := b.OpenStandby(ctx, id(1), at(6))
+	require.NoError(t, err)
+	require.NoError(t, b.Activate(ctx, id(1), at(6)))
+	refused := func() {
+		t.Helper()
+		err := a.TakeBack(ctx, id(1), at(7), 5)
+		require.ErrorIs(t, err, ErrActivated, "the guest continues with the memory of the switchover")
+		require.Equal(t, at(6), a.list().Volumes[0].Attachment)
+	}
+	refused()
+	target.Close()
+	refused()
+
+	// The VM starts again from the volume. A migration of the new guest can be undone.
+	source.Close()
+	source, err = a.Open(ctx, id(1), at(7))
+	require.NoError(t, err)
+	target, err = b.OpenStandby(ctx, id(1), at(8))
+	require.NoError(t, err)
+	target.Close()
+	require.NoError(t, a.TakeBack(ctx, id(1), at(9), 7))
 }
 
 // rbdMigration is a fake cluster with two hosts. The process of the source, with the address src, has the volume open at
@@ -143,30 +163,64 @@ func TestReleaseDuringRBDMigration(t *testing.T) {
 	require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}))
 }
 
-// TestSourceTakesRBDVolumeBack undoes a migration of a VM with an RBD volume, before and after the target has activated
-// the volume. The cluster must refuse the requests of the target's process, and only these.
+// TestSourceTakesRBDVolumeBack undoes a migration of a VM with an RBD volume. The cluster must refuse the requests of the
+// target's process, and only these.
 func TestSourceTakesRBDVolumeBack(t *testing.T) {
 	ctx := t.Context()
-	for _, activated := range []bool{false, true} {
-		cluster, a, b := rbdMigration(t)
-		if activated {
-			require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}))
-		}
-		cluster.clients = []string{"src"} // The cluster has forgotten the target's process, which may still write.
-		require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1))
-		require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1), "a repeated call")
-		require.Equal(t, []string{"dst"}, cluster.blocked, "the target may write to the volume")
-		require.ErrorIs(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}), ErrStale, "two hosts may write to the volume")
-		require.ErrorIs(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 2}), ErrStale)
+	cluster, a, b := rbdMigration(t)
+	cluster.clients = []string{"src"} // The cluster has forgotten the target's process, which may still write.
+	require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1))
+	require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1), "a repeated call")
+	require.Equal(t, []string{"dst"}, cluster.blocked, "the target may write to the volume")
+	require.ErrorIs(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}), ErrStale, "two hosts may write to the volume")
+	require.ErrorIs(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 2}), ErrStale)
 
-		// A target that did not end blocks the next one only until the cluster refuses its requests.
-		_, err := b.OpenStandby(ctx, id(1), Attachment{"vm-x", 4})
+	// A target that did not end blocks the next one only until the cluster refuses its requests.
+	_, err := b.OpenStandby(ctx, id(1), Attachment{"vm-x", 4})
+	require.NoError(t, err)
+	cluster.clients = append(cluster.clients, "dst2")
+	require.NoError(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 4}))
+	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 5})
+	require.NoError(t, err)
+	require.Equal(t, []string{"dst", "dst2"}, cluster.blocked)
+	cluster.clients = append(cluster.clients, "dst3")
+	require.NoError(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 5}))
+
+	// The agent of the source has ended after the first TakeBack, so that its process has generation 1. No target has
+	// activated the volume, and the guest continues.
+	require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 6}, 1))
+	require.Contains(t, cluster.blocked, "dst3")
+	require.NotContains(t, cluster.blocked, "src", "the source's process is blocked")
+}
+
+// TestSourceOfActivatedRBDVolume checks that the source of a migration does not get an RBD volume back that the target has
+// activated, also after the process of the target has ended and its host has released the volume. The cluster must refuse
+// the requests of the target's process.
+func TestSourceOfActivatedRBDVolume(t *testing.T) {
+	ctx := t.Context()
+	for _, released := range []bool{false, true} {
+		cluster, a, b := rbdMigration(t)
+		require.NoError(t, b.Activate(ctx, id(1), Attachment{"vm-x", 2}))
+		cluster.clients = nil
+		if released {
+			require.NoError(t, b.Release(ctx, id(1), Attachment{"vm-x", 2}))
+		}
+		for range 2 {
+			err := a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1)
+			require.ErrorIs(t, err, ErrActivated, "the guest continues with the memory of the switchover")
+		}
+		require.Contains(t, cluster.blocked, "dst")
+
+		// The VM starts again from the volume. A migration of the new guest can be undone.
+		require.NoError(t, a.EndMigrated(ctx, id(1), 3))
+		_, err := a.Open(ctx, id(1), Attachment{"vm-x", 3})
 		require.NoError(t, err)
-		cluster.clients = append(cluster.clients, "dst2")
-		require.NoError(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 4}))
-		_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 5})
+		cluster.clients = []string{"src2"}
+		require.NoError(t, a.Confirm(ctx, id(1), Attachment{"vm-x", 3}))
+		_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 4})
 		require.NoError(t, err)
-		require.Equal(t, []string{"dst", "dst2"}, cluster.blocked)
+		require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 5}, 3))
+		require.NotContains(t, cluster.blocked, "src2")
 	}
 }
 

@@ -232,6 +232,7 @@ const (
 	StandbyOfOtherVM        = "standby-of-other-vm"       // a second VM opens a volume as the target of a migration: nodeagent/volume
 	ActivateStale           = "activate-stale"            // the target of a migration gets a volume that the source has taken back: nodeagent/volume
 	TakeBackUnproven        = "take-back-unproven"        // the source of a migration takes a volume back that the target may write to: nodeagent/volume
+	TakeBackActivated       = "take-back-activated"       // the source of a migration takes a volume back that the target has activated: nodeagent/volume, nodeagent/machine
 	RunUnactivated          = "run-unactivated"           // the target of a migration runs the guest with the generation of the source: nodeagent/machine
 	TwoMigrationHolders     = "two-migration-holders"     // the target of an aborted migration gets no order to destroy the VM: controlplane/compute/vm
 )
