@@ -267,7 +267,7 @@ func (f *rbdFaults) killQEMU() {
 		return err
 	}))
 	require.NoError(f.t, consoleSays(f.ctx, f.on(2), f.vms[1], banner, 1)) // The log began when the VM was migrated to this host.
-	f.write(2, "vdb", "fourth") // the console has all earlier answers
+	f.write(2, "vdb", "fourth")                                            // the console has all earlier answers
 	f.detach(f.vms[1], f.more, "more")
 	require.NoError(f.t, f.attach(f.vms[0], f.more, "more"))
 	device := f.grownDisk(1)
