@@ -26,7 +26,7 @@ func (c *fakeCloud) AttachConsole(stream grpc.BidiStreamingServer[consolev1.Atta
 	if first.GetKind() != consolev1.ConsoleKind_CONSOLE_KIND_SERIAL {
 		return failed(codes.FailedPrecondition, "", "the VM was started without a display: stop it and start it again")
 	}
-	if err := stream.Send(&consolev1.AttachConsoleResponse{Opened: true}); err != nil {
+	if err := stream.Send(&consolev1.AttachConsoleResponse{Opened: true, Log: "host", Offset: first.GetFromOffset()}); err != nil {
 		return err
 	}
 	var offset int64
@@ -34,7 +34,7 @@ func (c *fakeCloud) AttachConsole(stream grpc.BidiStreamingServer[consolev1.Atta
 		if offset += int64(len(data)); offset <= first.GetFromOffset() {
 			continue
 		}
-		if err := stream.Send(&consolev1.AttachConsoleResponse{Data: data, Offset: offset}); err != nil {
+		if err := stream.Send(&consolev1.AttachConsoleResponse{Data: data, Offset: offset, Log: "host"}); err != nil {
 			return err
 		}
 	}

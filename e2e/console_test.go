@@ -249,7 +249,7 @@ func (s *consoleStory) continueAfterRestart(ctx context.Context, t *testing.T) {
 	err := s.writer.read("never")
 	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 	require.NoError(t, lab.Until(ctx, "the console can be opened again", func(ctx context.Context) error {
-		again, err := attach(ctx, s.w.dial(2, s.w.adminToken), &consolev1.AttachConsoleRequest{VmId: s.vm, FromOffset: s.writer.offset})
+		again, err := attach(ctx, s.w.dial(2, s.w.adminToken), &consolev1.AttachConsoleRequest{VmId: s.vm, FromOffset: &s.writer.offset})
 		if err != nil {
 			return err
 		}

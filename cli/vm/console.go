@@ -24,6 +24,8 @@ const (
 	detachKey = 0x1d
 	// consoleTail is how much of the earlier output is shown first, in bytes, without --tail.
 	consoleTail = 2 << 10
+	// movedTail is how much of the output on a new host is shown after the VM has moved there, in bytes.
+	movedTail = 64 << 10
 	// consolePatience is the time for which a console whose connection broke is opened again and again. It is long enough
 	// for the restart of an agent and for an election.
 	consolePatience = time.Minute
@@ -287,11 +289,12 @@ func (c *serialConsole) copyOutput(stream consolev1.ConsoleService_AttachConsole
 			}
 			c.opened = true
 			// If the connection breaks, the output continues. Only the first connection takes the console over.
-			c.first.TakeOver, c.first.TailBytes = false, 0
+			// The tail is only for a VM that has moved to another host, whose log has the output since then.
+			c.first.TakeOver, c.first.TailBytes = false, movedTail
 			close(opened)
 		}
-		if m.GetOffset() > 0 {
-			c.first.FromOffset = m.GetOffset()
+		if m.GetLog() != "" {
+			c.first.FromOffset, c.first.FromLog = new(m.GetOffset()), m.GetLog()
 		}
 		if _, err := c.s.Stdout.Write(m.GetData()); err != nil {
 			return fmt.Errorf("write the output: %w", err)

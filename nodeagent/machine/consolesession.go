@@ -150,7 +150,7 @@ func (s *MachineSet) serveSerial(ctx context.Context, process *qemu.Process, r *
 		return err
 	}
 	from := r.GetFromOffset()
-	if from == 0 {
+	if r.FromOffset == nil {
 		from = length - min(length, int64(min(r.GetTailBytes(), console.KeepConsole)))
 	}
 	ctx, cancel := context.WithCancel(ctx)

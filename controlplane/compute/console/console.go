@@ -9,10 +9,10 @@
 //   - A browser cannot send a token when it opens a websocket, and a token in a URL could get into logs. So the URL
 //     contains a ticket, which is valid for one minute and for one connection ([Service.CreateTicket]).
 //   - A ticket is a record, so that it can be used on any member and only once. The record has only the hash of the
-//     ticket's secret. It also has the token of the user, encrypted with a key that is made from the secret: the
-//     connection must end when the token becomes invalid, as every stream does.
-//   - The websocket accepts every origin: the ticket is the only credential, and a page of another origin cannot guess
-//     it.
+//     ticket's secret. The record also holds the user's token, encrypted with a key derived from the secret: the server
+//     rechecks the token every second while the console is open.
+//   - Cross-origin requests are accepted, because a ticket and not a cookie authorizes the request.
+//   - The offsets of a serial port's output refer to the log on one host. Clients that continue the output name the log.
 //   - The audit record of a session is written when the console has been opened, and not at its end.
 //
 // The package does not interpret the bytes of consoles.
@@ -20,8 +20,11 @@ package console
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
@@ -80,21 +83,30 @@ type Session struct {
 	ReadOnly   bool
 	TakeOver   bool
 	TailBytes  uint64
-	FromOffset int64
+	FromOffset *int64
+	// FromLog is the log to which FromOffset refers, or empty for the log on the present host. If the VM has moved to
+	// another host since, FromOffset is ignored, and TailBytes applies.
+	FromLog string
 }
 
 // check returns InvalidArgument if a field is invalid.
 func (q *Session) check() error {
-	serial := q.Kind == agentv1.ConsoleKind_CONSOLE_KIND_SERIAL
 	switch {
 	case q.TailBytes > maxTail:
 		return fault.Invalid("tail_bytes", "at most %d", maxTail)
-	case q.FromOffset < 0:
+	case q.FromOffset != nil && *q.FromOffset < 0:
 		return fault.Invalid("from_offset", "must not be negative")
 	case q.ReadOnly && q.TakeOver:
-		return fault.Invalid("take_over", "a session that is read-only takes over nothing")
-	case !serial && (q.ReadOnly || q.TakeOver || q.TailBytes > 0 || q.FromOffset > 0):
-		return fault.Invalid("kind", "read_only, take_over, tail_bytes and from_offset are only for the serial port")
+		return fault.Invalid("take_over", "read_only and take_over exclude each other")
+	}
+	if q.Kind != agentv1.ConsoleKind_CONSOLE_KIND_SERIAL {
+		for field, set := range map[string]bool{
+			"read_only": q.ReadOnly, "take_over": q.TakeOver, "tail_bytes": q.TailBytes > 0, "from_offset": q.FromOffset != nil, "from_log": q.FromLog != "",
+		} {
+			if set {
+				return fault.Invalid(field, "only valid for CONSOLE_KIND_SERIAL")
+			}
+		}
 	}
 	return cloud.CheckUUID("vm_id", string(q.VM))
 }
@@ -105,14 +117,54 @@ func (s *Service) Attach(ctx context.Context, t cloud.Tenant, q Session, pipe no
 	if err := q.check(); err != nil {
 		return err
 	}
+	vm, err := s.placed(ctx, t, q.VM)
+	if err != nil {
+		return err
+	}
+	if q.FromLog != "" && q.FromLog != string(vm.Node) {
+		q.FromOffset = nil
+	}
 	opened := false
-	return s.open(ctx, t, q, node.ConsolePipe{Recv: pipe.Recv, Send: func(out node.ConsoleOutput) error {
-		if !opened {
-			opened = true
-			s.opts.Audit.Done(auth.CallerOf(ctx))
-		}
-		return pipe.Send(out)
-	}})
+	var closed atomic.Bool // by the user
+	err = s.opts.Hosts.OpenConsole(ctx, node.ConsoleRequest{
+		Tenant: t, Node: vm.Node, VM: vm.ID, Kind: q.Kind, ReadOnly: q.ReadOnly, TakeOver: q.TakeOver, TailBytes: q.TailBytes, FromOffset: q.FromOffset,
+	}, node.ConsolePipe{
+		Recv: func(ctx context.Context) ([]byte, error) {
+			data, err := pipe.Recv(ctx)
+			if errors.Is(err, io.EOF) {
+				closed.Store(true)
+			}
+			return data, err
+		},
+		Send: func(out node.ConsoleOutput) error {
+			out.Log = string(vm.Node)
+			if !opened {
+				opened = true
+				s.opts.Audit.Done(auth.CallerOf(ctx))
+			}
+			return pipe.Send(out)
+		},
+	})
+	if err != nil || closed.Load() {
+		return err
+	}
+	return s.checkMoved(ctx, t, vm)
+}
+
+// checkMoved returns Unavailable if the VM is on another host than before, or migrates. Its process on the host before
+// has ended then, but the VM has not stopped.
+func (s *Service) checkMoved(ctx context.Context, t cloud.Tenant, before *cloud.VM) error {
+	now, err := s.opts.VMs.Get(ctx, t, before.ID)
+	if fault.Is(err, fault.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if now.Migration != nil || now.Node != before.Node && now.Node != "" {
+		return fault.New(fault.Unavailable, "VM %s has moved to another host: open the console again", now.Name).MayRetry()
+	}
+	return nil
 }
 
 // Screenshot calls send with the parts of a PNG file of the display of a VM. It returns the errors of ReadScreenshot in
@@ -124,7 +176,11 @@ func (s *Service) Screenshot(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 	}
 	ctx, cancel := context.WithTimeout(ctx, screenshotTime)
 	defer cancel()
-	return s.open(ctx, t, q, node.ConsolePipe{
+	vm, err := s.placed(ctx, t, q.VM)
+	if err != nil {
+		return err
+	}
+	return s.opts.Hosts.OpenConsole(ctx, node.ConsoleRequest{Tenant: t, Node: vm.Node, VM: vm.ID, Kind: q.Kind}, node.ConsolePipe{
 		Recv: func(ctx context.Context) ([]byte, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
@@ -141,18 +197,16 @@ func (s *Service) Screenshot(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 // screenshotTime is the maximum duration of a screenshot.
 const screenshotTime = 30 * time.Second
 
-// open looks up the VM's host and opens the console there.
-func (s *Service) open(ctx context.Context, t cloud.Tenant, q Session, pipe node.ConsolePipe) error {
-	vm, err := s.opts.VMs.Get(ctx, t, q.VM)
+// placed returns a VM, or FailedPrecondition if the VM has no host.
+func (s *Service) placed(ctx context.Context, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
+	vm, err := s.opts.VMs.Get(ctx, t, id)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if vm.Node == "" {
-		return fault.New(fault.FailedPrecondition, "VM %s is not placed on a host yet", vm.Name)
+		return nil, fault.New(fault.FailedPrecondition, "VM %s is not placed on a host yet", vm.Name)
 	}
-	return s.opts.Hosts.OpenConsole(ctx, node.ConsoleRequest{
-		Tenant: t, Node: vm.Node, VM: vm.ID, Kind: q.Kind, ReadOnly: q.ReadOnly, TakeOver: q.TakeOver, TailBytes: q.TailBytes, FromOffset: q.FromOffset,
-	}, pipe)
+	return vm, nil
 }
 
 // sockets are the open websockets of a member.

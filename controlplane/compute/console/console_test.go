@@ -40,6 +40,7 @@ type world struct {
 	audited []string
 	// serve is the fake host.
 	serve func(ctx context.Context, pipe node.ConsolePipe) error
+	moved bool // the VM is on another host
 }
 
 func newWorld(t *testing.T) *world {
@@ -55,7 +56,11 @@ func (w *world) Get(_ context.Context, t cloud.Tenant, id cloud.VMID) (*cloud.VM
 	if t != web || id != vmID {
 		return nil, fault.New(fault.NotFound, "no VM %s", id)
 	}
-	return &cloud.VM{ID: id, Org: t.Org, Project: t.Project, Node: "host"}, nil
+	vm := &cloud.VM{ID: id, Org: t.Org, Project: t.Project, Node: "host"}
+	if w.moved {
+		vm.Node = "target"
+	}
+	return vm, nil
 }
 
 func (w *world) OpenConsole(ctx context.Context, q node.ConsoleRequest, pipe node.ConsolePipe) error {
@@ -194,7 +199,7 @@ func TestInvalidSessions(t *testing.T) {
 		"not a UUID":           {Session{VM: "web", Kind: serial}, fault.InvalidArgument},
 		"another VM":           {Session{VM: "018f0000-0000-7000-8000-000000000002", Kind: serial}, fault.NotFound},
 		"too much output":      {Session{VM: vmID, Kind: serial, TailBytes: maxTail + 1}, fault.InvalidArgument},
-		"a negative offset":    {Session{VM: vmID, Kind: serial, FromOffset: -1}, fault.InvalidArgument},
+		"a negative offset":    {Session{VM: vmID, Kind: serial, FromOffset: new(int64(-1))}, fault.InvalidArgument},
 		"two modes":            {Session{VM: vmID, Kind: serial, ReadOnly: true, TakeOver: true}, fault.InvalidArgument},
 		"a read-only display":  {Session{VM: vmID, Kind: vnc, ReadOnly: true}, fault.InvalidArgument},
 		"output of a display":  {Session{VM: vmID, Kind: vnc, TailBytes: 1}, fault.InvalidArgument},
@@ -208,4 +213,31 @@ func TestInvalidSessions(t *testing.T) {
 			require.Empty(t, w.audited)
 		})
 	}
+}
+
+// TestMovedVM checks that a session whose VM was migrated ends with UNAVAILABLE, and that the next one does not use the
+// offset of the log on the host before.
+func TestMovedVM(t *testing.T) {
+	w := newWorld(t)
+	offset := int64(7)
+	q := Session{VM: vmID, Kind: agentv1.ConsoleKind_CONSOLE_KIND_SERIAL, FromOffset: &offset, FromLog: "host"}
+	var log string
+	pipe := node.ConsolePipe{
+		Recv: func(ctx context.Context) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() },
+		Send: func(out node.ConsoleOutput) error { log = out.Log; return nil },
+	}
+	moves := false
+	w.serve = func(_ context.Context, pipe node.ConsolePipe) error { // QEMU ends after a byte
+		w.moved = moves
+		return pipe.Send(node.ConsoleOutput{Data: []byte("x")})
+	}
+	ctx := auth.With(t.Context(), &cloud.Caller{}, auth.RPC)
+	require.NoError(t, w.Attach(ctx, web, q, pipe), "the VM has stopped")
+	moves = true
+	require.True(t, fault.Is(w.Attach(ctx, web, q, pipe), fault.Unavailable))
+	require.Equal(t, "host", log)
+	require.NoError(t, w.Attach(ctx, web, q, pipe))
+	require.Equal(t, "target", log)
+	require.Equal(t, &offset, w.opened[1].FromOffset)
+	require.Nil(t, w.opened[2].FromOffset)
 }

@@ -61,14 +61,14 @@ func (r *server) AttachConsole(stream consolev1.ConsoleService_AttachConsoleServ
 	opened := false
 	return r.s.Attach(ctx, t, Session{
 		VM: cloud.VMID(first.GetVmId()), Kind: kind, ReadOnly: first.GetReadOnly(), TakeOver: first.GetTakeOver(),
-		TailBytes: first.GetTailBytes(), FromOffset: first.GetFromOffset(),
+		TailBytes: first.GetTailBytes(), FromOffset: first.FromOffset, FromLog: first.GetFromLog(),
 	}, node.ConsolePipe{
 		Recv: func(ctx context.Context) ([]byte, error) {
 			m, err := next(ctx)
 			return m.GetData(), err
 		},
 		Send: func(out node.ConsoleOutput) error {
-			m := &consolev1.AttachConsoleResponse{Opened: !opened, Data: out.Data, Offset: out.Offset}
+			m := &consolev1.AttachConsoleResponse{Opened: !opened, Data: out.Data, Offset: out.Offset, Log: out.Log}
 			opened = true
 			return stream.Send(m)
 		},

@@ -66,13 +66,15 @@ type ConsoleRequest struct {
 	ReadOnly   bool
 	TakeOver   bool
 	TailBytes  uint64
-	FromOffset int64
+	FromOffset *int64
 }
 
 // ConsoleOutput is a piece of data of a console. The first one has no data: it says that the console is open.
 type ConsoleOutput struct {
 	Data   []byte `cbor:",omitempty"`
 	Offset int64  `cbor:",omitempty"`
+	// Log is the log to which Offset refers. Package console sets it.
+	Log string `cbor:"-"`
 }
 
 // ConsolePipe is the user's end of an open console. One goroutine may call Recv while another one calls Send.
@@ -236,7 +238,7 @@ func (c *openConsole) copyOutput(ctx context.Context) error {
 			if p.err != nil {
 				return p.err
 			}
-			data, err := cbor.Marshal(ConsoleOutput{p.data, p.offset})
+			data, err := cbor.Marshal(ConsoleOutput{Data: p.data, Offset: p.offset})
 			if err != nil {
 				return fmt.Errorf("encode data of a console: %w", err)
 			}

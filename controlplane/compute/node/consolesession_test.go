@@ -28,7 +28,7 @@ func (w *world) openConsole(host cloud.NodeID, vm cloud.VMID) *user {
 	ctx := limited(w.t)
 	go func() {
 		u.end <- w.members[2].OpenConsole(ctx, ConsoleRequest{
-			Tenant: cloud.Tenant{Org: "acme", Project: "web"}, Node: host, VM: vm, Kind: agentv1.ConsoleKind_CONSOLE_KIND_SERIAL, FromOffset: 7,
+			Tenant: cloud.Tenant{Org: "acme", Project: "web"}, Node: host, VM: vm, Kind: agentv1.ConsoleKind_CONSOLE_KIND_SERIAL, FromOffset: new(int64(7)),
 		}, ConsolePipe{
 			Recv: func(ctx context.Context) ([]byte, error) {
 				select {

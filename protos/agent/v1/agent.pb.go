@@ -2408,8 +2408,8 @@ type OpenConsoleRequest struct {
 	TakeOver bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
 	// The maximum size of the existing output of the serial port that is sent first, in bytes.
 	TailBytes uint64 `protobuf:"varint,7,opt,name=tail_bytes,json=tailBytes,proto3" json:"tail_bytes,omitempty"`
-	// Not 0: send the output of the serial port that begins at this offset, instead of tail_bytes.
-	FromOffset    int64 `protobuf:"varint,8,opt,name=from_offset,json=fromOffset,proto3" json:"from_offset,omitempty"`
+	// If set: send the output of the serial port that begins at this offset, instead of tail_bytes.
+	FromOffset    *int64 `protobuf:"varint,8,opt,name=from_offset,json=fromOffset,proto3,oneof" json:"from_offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2494,8 +2494,8 @@ func (x *OpenConsoleRequest) GetTailBytes() uint64 {
 }
 
 func (x *OpenConsoleRequest) GetFromOffset() int64 {
-	if x != nil {
-		return x.FromOffset
+	if x != nil && x.FromOffset != nil {
+		return *x.FromOffset
 	}
 	return 0
 }
@@ -5905,7 +5905,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06sha256\x18\x02 \x01(\tR\x06sha256\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x124\n" +
-	"\x06format\x18\x04 \x01(\x0e2\x1c.vmcontroller.v1.ImageFormatR\x06format\"\x85\x02\n" +
+	"\x06format\x18\x04 \x01(\x0e2\x1c.vmcontroller.v1.ImageFormatR\x06format\"\x9a\x02\n" +
 	"\x12OpenConsoleRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
@@ -5915,9 +5915,10 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x1b\n" +
 	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x1d\n" +
 	"\n" +
-	"tail_bytes\x18\a \x01(\x04R\ttailBytes\x12\x1f\n" +
-	"\vfrom_offset\x18\b \x01(\x03R\n" +
-	"fromOffset\"\x93\x01\n" +
+	"tail_bytes\x18\a \x01(\x04R\ttailBytes\x12$\n" +
+	"\vfrom_offset\x18\b \x01(\x03H\x00R\n" +
+	"fromOffset\x88\x01\x01B\x0e\n" +
+	"\f_from_offset\"\x93\x01\n" +
 	"\x0eConsoleRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x13\n" +
@@ -6459,6 +6460,7 @@ func file_agent_v1_agent_proto_init() {
 	if File_agent_v1_agent_proto != nil {
 		return
 	}
+	file_agent_v1_agent_proto_msgTypes[16].OneofWrappers = []any{}
 	file_agent_v1_agent_proto_msgTypes[18].OneofWrappers = []any{
 		(*GuestRequest_Password)(nil),
 		(*GuestRequest_SshKeys)(nil),

@@ -26,7 +26,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ConsoleKind is a console of a VM.
+// ConsoleKind selects the serial port or the display of a VM.
 type ConsoleKind int32
 
 const (
@@ -34,8 +34,8 @@ const (
 	ConsoleKind_CONSOLE_KIND_UNSPECIFIED ConsoleKind = 0
 	// The serial port, as raw bytes.
 	ConsoleKind_CONSOLE_KIND_SERIAL ConsoleKind = 1
-	// The display, keyboard and mouse, in the protocol RFB 3.8 (RFC 6143), with the host as the server. The server asks for
-	// no password.
+	// The display, keyboard and mouse, in the protocol RFB 3.8 (RFC 6143), with the host as the server. Security type
+	// None.
 	ConsoleKind_CONSOLE_KIND_VNC ConsoleKind = 2
 )
 
@@ -94,10 +94,13 @@ type AttachConsoleRequest struct {
 	TakeOver bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
 	// The maximum size of the existing output of a serial port that is sent first, in bytes; at most 1 MiB.
 	TailBytes uint64 `protobuf:"varint,7,opt,name=tail_bytes,json=tailBytes,proto3" json:"tail_bytes,omitempty"`
-	// Not 0: continue the output of a serial port at this offset, as an earlier response had it, instead of tail_bytes.
-	FromOffset int64 `protobuf:"varint,8,opt,name=from_offset,json=fromOffset,proto3" json:"from_offset,omitempty"`
+	// If set: continue the output of a serial port at this offset, as an earlier response had it, instead of tail_bytes.
+	FromOffset *int64 `protobuf:"varint,8,opt,name=from_offset,json=fromOffset,proto3,oneof" json:"from_offset,omitempty"`
 	// At most 32 KiB. Ignored in the first message.
-	Data          []byte `protobuf:"bytes,9,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,9,opt,name=data,proto3" json:"data,omitempty"`
+	// The log of the response that had from_offset. If the VM has moved to another host since, from_offset is ignored, and
+	// tail_bytes applies to the output on the new host. Empty: from_offset is used in any case.
+	FromLog       string `protobuf:"bytes,10,opt,name=from_log,json=fromLog,proto3" json:"from_log,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -182,8 +185,8 @@ func (x *AttachConsoleRequest) GetTailBytes() uint64 {
 }
 
 func (x *AttachConsoleRequest) GetFromOffset() int64 {
-	if x != nil {
-		return x.FromOffset
+	if x != nil && x.FromOffset != nil {
+		return *x.FromOffset
 	}
 	return 0
 }
@@ -195,14 +198,24 @@ func (x *AttachConsoleRequest) GetData() []byte {
 	return nil
 }
 
+func (x *AttachConsoleRequest) GetFromLog() string {
+	if x != nil {
+		return x.FromLog
+	}
+	return ""
+}
+
 type AttachConsoleResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Set in the first message, which has no data.
 	Opened bool `protobuf:"varint,1,opt,name=opened,proto3" json:"opened,omitempty"`
 	// At most 256 KiB.
 	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
-	// For a serial port: the offset of the first byte after data in the output of the port. 0 in the first message.
-	Offset        int64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// For a serial port: the offset of the first byte after data in the output of the port. In the first message: the offset
+	// of the first byte that will be sent.
+	Offset int64 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Identifies the log to which offset refers. Offsets of different logs cannot be compared.
+	Log           string `protobuf:"bytes,4,opt,name=log,proto3" json:"log,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +269,13 @@ func (x *AttachConsoleResponse) GetOffset() int64 {
 		return x.Offset
 	}
 	return 0
+}
+
+func (x *AttachConsoleResponse) GetLog() string {
+	if x != nil {
+		return x.Log
+	}
+	return ""
 }
 
 type ReadScreenshotRequest struct {
@@ -516,7 +536,7 @@ var File_console_v1_console_proto protoreflect.FileDescriptor
 const file_console_v1_console_proto_rawDesc = "" +
 	"\n" +
 	"\x18console/v1/console.proto\x12\n" +
-	"console.v1\"\x9c\x02\n" +
+	"console.v1\"\xcc\x02\n" +
 	"\x14AttachConsoleRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -526,14 +546,18 @@ const file_console_v1_console_proto_rawDesc = "" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x1b\n" +
 	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x1d\n" +
 	"\n" +
-	"tail_bytes\x18\a \x01(\x04R\ttailBytes\x12\x1f\n" +
-	"\vfrom_offset\x18\b \x01(\x03R\n" +
-	"fromOffset\x12\x12\n" +
-	"\x04data\x18\t \x01(\fR\x04data\"[\n" +
+	"tail_bytes\x18\a \x01(\x04R\ttailBytes\x12$\n" +
+	"\vfrom_offset\x18\b \x01(\x03H\x00R\n" +
+	"fromOffset\x88\x01\x01\x12\x12\n" +
+	"\x04data\x18\t \x01(\fR\x04data\x12\x19\n" +
+	"\bfrom_log\x18\n" +
+	" \x01(\tR\afromLogB\x0e\n" +
+	"\f_from_offset\"m\n" +
 	"\x15AttachConsoleResponse\x12\x16\n" +
 	"\x06opened\x18\x01 \x01(\bR\x06opened\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x03R\x06offset\"b\n" +
+	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12\x10\n" +
+	"\x03log\x18\x04 \x01(\tR\x03log\"b\n" +
 	"\x15ReadScreenshotRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -607,6 +631,7 @@ func file_console_v1_console_proto_init() {
 	if File_console_v1_console_proto != nil {
 		return
 	}
+	file_console_v1_console_proto_msgTypes[0].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -40,14 +40,17 @@ type ConsoleServiceClient interface {
 	// of callers may watch a serial port, within the limits below, but only one may write to it. The stream ends when the
 	// caller half-closes it, with UNAVAILABLE when the connection to the host breaks or its agent restarts, and without an
 	// error when the VM has stopped. Nothing is repeated: after UNAVAILABLE, a caller attaches again, and continues the
-	// output of a serial port with from_offset. The start is recorded in the audit. As with every stream, the token and
+	// output of a serial port with from_offset and from_log. It also ends with UNAVAILABLE when the VM has been migrated to
+	// another host. After the caller has half-closed the stream, the host has 10 seconds to write the rest of the input;
+	// otherwise the stream ends with DEADLINE_EXCEEDED. The start is recorded in the audit. As with every stream, the token and
 	// the role are checked again every second.
 	//
 	// FAILED_PRECONDITION with reason CONSOLE_IN_USE: another session writes to the serial port; CONSOLE_TAKEN_OVER: another
-	// session has set take_over; NO_DISPLAY: the VM was started without a display, or its display was not started;
+	// session has set take_over; NO_DISPLAY: the VM was started by an agent of an earlier
+	// version, without a display: stop and start it;
 	// without a reason: the VM is not running or not placed on a host. DEADLINE_EXCEEDED with reason CONSOLE_IDLE: no byte
-	// was sent in either direction for 30 minutes. RESOURCE_EXHAUSTED with reason TOO_MANY_SESSIONS: more than 8 sessions of
-	// the VM, 16 of the project or 32 of the org on one host. NOT_FOUND: the VM. UNAVAILABLE: the host is not connected, or
+	// was sent in either direction for 30 minutes, or the caller did not read for one minute.
+	// RESOURCE_EXHAUSTED with reason TOO_MANY_SESSIONS: more than 8 sessions of the VM, 16 of the project or 32 of the org on one host. NOT_FOUND: the VM. UNAVAILABLE: the host is not connected, or
 	// has 64 sessions. INVALID_ARGUMENT: a field, or a message of more than 32 KiB.
 	AttachConsole(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AttachConsoleRequest, AttachConsoleResponse], error)
 	// ReadScreenshot returns a picture of the display of a running VM as a PNG file, in pieces. Each call makes a new
@@ -124,14 +127,17 @@ type ConsoleServiceServer interface {
 	// of callers may watch a serial port, within the limits below, but only one may write to it. The stream ends when the
 	// caller half-closes it, with UNAVAILABLE when the connection to the host breaks or its agent restarts, and without an
 	// error when the VM has stopped. Nothing is repeated: after UNAVAILABLE, a caller attaches again, and continues the
-	// output of a serial port with from_offset. The start is recorded in the audit. As with every stream, the token and
+	// output of a serial port with from_offset and from_log. It also ends with UNAVAILABLE when the VM has been migrated to
+	// another host. After the caller has half-closed the stream, the host has 10 seconds to write the rest of the input;
+	// otherwise the stream ends with DEADLINE_EXCEEDED. The start is recorded in the audit. As with every stream, the token and
 	// the role are checked again every second.
 	//
 	// FAILED_PRECONDITION with reason CONSOLE_IN_USE: another session writes to the serial port; CONSOLE_TAKEN_OVER: another
-	// session has set take_over; NO_DISPLAY: the VM was started without a display, or its display was not started;
+	// session has set take_over; NO_DISPLAY: the VM was started by an agent of an earlier
+	// version, without a display: stop and start it;
 	// without a reason: the VM is not running or not placed on a host. DEADLINE_EXCEEDED with reason CONSOLE_IDLE: no byte
-	// was sent in either direction for 30 minutes. RESOURCE_EXHAUSTED with reason TOO_MANY_SESSIONS: more than 8 sessions of
-	// the VM, 16 of the project or 32 of the org on one host. NOT_FOUND: the VM. UNAVAILABLE: the host is not connected, or
+	// was sent in either direction for 30 minutes, or the caller did not read for one minute.
+	// RESOURCE_EXHAUSTED with reason TOO_MANY_SESSIONS: more than 8 sessions of the VM, 16 of the project or 32 of the org on one host. NOT_FOUND: the VM. UNAVAILABLE: the host is not connected, or
 	// has 64 sessions. INVALID_ARGUMENT: a field, or a message of more than 32 KiB.
 	AttachConsole(grpc.BidiStreamingServer[AttachConsoleRequest, AttachConsoleResponse]) error
 	// ReadScreenshot returns a picture of the display of a running VM as a PNG file, in pieces. Each call makes a new
