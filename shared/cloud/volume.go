@@ -115,8 +115,8 @@ type Volume struct {
 	Generation           uint64
 	AttachmentGeneration uint64
 	FlushedGeneration    uint64
-	// Fence is true if the host with the last attachment was removed from the cluster, and may still run the VM. The
-	// present host of the volume must then make the Ceph cluster refuse the requests of that VM's process before it
+	// Fence is true if a host that may still run the VM of the last attachment was removed from the cluster, or if the VM
+	// was deleted between the switchover and the end of a migration (see FenceMigrated). The present host of the volume must then make the Ceph cluster refuse the requests of that VM's process before it
 	// reports the attachment generation as flushed. Only volumes of the driver RBD are fenced.
 	Fence bool `cbor:",omitempty"`
 	// Other is the other host of a migration of the VM: the target before the switchover, and the source after it. Other

@@ -47,6 +47,20 @@ func (v *Volume) grant() uint64 {
 	return v.Granted
 }
 
+// FenceMigrated records that an RBD volume must be fenced (see Fence), and returns whether the volume has changed. It is
+// called when the VM is deleted after the switchover of a migration and before its end. The host Other may then still run
+// the guest although the host Node has destroyed the VM. If the host Node has already reported the volume as flushed, the
+// guest has run there and has ended, so that FenceMigrated changes nothing. A file needs no fence, because its lock
+// excludes other hosts.
+func (v *Volume) FenceMigrated() (changed bool) {
+	if v.Driver != DriverRBD || v.Flushed() || v.Fence || mutant.On(mutant.FreeMigratedVolume) {
+		return false
+	}
+	v.Fence = true
+	v.Generation++
+	return true
+}
+
 // NotMigratable returns the reason why a VM with this volume can never be migrated, or "" if the volume does not prevent
 // it. The text is the predicate of a sentence whose subject is the VM.
 func (v *Volume) NotMigratable() string {

@@ -133,12 +133,25 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	}
 	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: reserved, Volumes: attached}, string(vm.Node), string(vm.ID))
 	if other := vm.OtherHost(); other != "" {
-		if err := volume.SetHosts(tx, vm.Tenant(), vm.ID, vm.Spec.Volumes(), vm.Node, ""); err != nil {
+		if err := endMigrationOfVolumes(tx, vm); err != nil {
 			return deleteResponse{}, err
 		}
 		node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: need}, string(other), string(vm.ID))
 	}
 	return deleteResponse{Node: vm.Node, Away: unresponsive}, nil
+}
+
+// endMigrationOfVolumes ends the migration of the volumes of a VM that is deleted. They are detached when VM.Node has
+// destroyed the VM, whether or not the other host answers. After the switchover, the other host may run the guest.
+// Therefore RBD volumes are fenced before another VM can have them.
+func endMigrationOfVolumes(tx *store.Tx, vm *cloud.VM) error {
+	ids := vm.Spec.Volumes()
+	if vm.Migration.Phase >= cloud.MigrationSwitchover {
+		if err := volume.FenceMigrated(tx, vm.Tenant(), vm.ID, ids); err != nil {
+			return err
+		}
+	}
+	return volume.SetHosts(tx, vm.Tenant(), vm.ID, ids, vm.Node, "")
 }
 
 // releaseCapacity subtracts c from the allocated capacity of a host. It does nothing if the host has no record.

@@ -161,6 +161,31 @@ func TestDeleteDuringMigrationOfVolume(t *testing.T) {
 	require.Equal(t, []any{cloud.VMID(""), cloud.NodeID("")}, []any{v.VM, v.Other})
 }
 
+// TestDeleteAfterSwitchoverOfRBDVolume deletes a VM with an RBD volume by force after the switchover of its migration. The
+// source does not answer, and may run the guest. The volume must not be free before it was fenced.
+func TestDeleteAfterSwitchoverOfRBDVolume(t *testing.T) {
+	w := newWorld(t)
+	w.volumeHost("n1")
+	vm := w.running("web")
+	id := vm.Spec.Volumes()[0]
+	target := w.volumeHost("n2")
+	vm = w.toSwitchover(vm.ID, target)
+	w.update(func(tx *store.Tx) {
+		v, err := volume.Lookup(tx, acme, id)
+		require.NoError(t, err)
+		v.Driver = cloud.DriverRBD
+		volume.Volumes.Put(tx, v, string(acme.Project), string(id))
+	})
+	_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: vm.ID, Force: true})
+	require.NoError(t, err)
+	w.reportAbsent(target, vm.ID, vm.Generation+100)
+	v := w.getVolume(id)
+	require.Equal(t, []any{cloud.VMID(""), target, false}, []any{v.VM, v.Node, v.Flushed()})
+	require.True(t, v.Fence, "the source may still write to the volume")
+	w.flush(id)
+	require.Equal(t, []bool{true, false}, []bool{w.getVolume(id).Flushed(), w.getVolume(id).Fence})
+}
+
 // TestMigrationOfVolumeIsRefused checks the volumes and the hosts with which no migration begins.
 func TestMigrationOfVolumeIsRefused(t *testing.T) {
 	w := newWorld(t)

@@ -69,6 +69,21 @@ func SetHosts(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, ids []cloud.VolumeID,
 	return nil
 }
 
+// FenceMigrated makes the hosts of the volumes of a VM fence their RBD images, before another VM can have the volumes. See
+// cloud.Volume.FenceMigrated.
+func FenceMigrated(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, ids []cloud.VolumeID) error {
+	for _, id := range ids {
+		v, err := Lookup(tx, t, id)
+		if err != nil {
+			return err
+		}
+		if generation := v.Generation; v.VM == vm && v.FenceMigrated() {
+			save(tx, v, generation)
+		}
+	}
+	return nil
+}
+
 // checkNotMigrating returns FailedPrecondition if the VM that has the volume is being migrated. The volume then has two
 // hosts. A change of its size, its image or its snapshots would reach the QEMU processes of both at different times.
 func checkNotMigrating(v *cloud.Volume) error {
