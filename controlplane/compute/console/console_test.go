@@ -151,7 +151,7 @@ func TestTicketWorksOnce(t *testing.T) {
 		return err
 	}))
 	parts := strings.Split(ticket.Text, ".")
-	for _, bad := range []string{"", "x", "..", parts[0] + "." + parts[1] + ".x", parts[0] + ".x." + parts[2], "eA." + parts[1] + "." + parts[2], strings.Repeat("x", 1000)} {
+	for _, bad := range []string{"", "x", "..", parts[0] + "." + parts[1] + ".x", parts[0] + ".x." + parts[2], "eA." + parts[1] + "." + parts[2], "YS9i." + parts[1] + "." + parts[2], parts[0] + ".a/b.x", strings.Repeat("x", 1000)} {
 		w.refused(bad)
 	}
 	used, token, err := w.redeem(t.Context(), ticket.Text)

@@ -46,7 +46,7 @@ func (s *Service) Routes(r *rest.Server) {
 // console is open are HTTP responses. Later ones are the reason of the close frame.
 func (s *Service) getSocket(_ *rest.Response, r *http.Request) (any, error) {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
-		return nil, fault.New(fault.FailedPrecondition, "%s is a websocket: send Upgrade: websocket", socketPath)
+		return nil, fault.New(fault.FailedPrecondition, "GET %s needs a websocket client (header Upgrade: websocket)", socketPath)
 	}
 	used, token, err := s.redeem(r.Context(), r.URL.Query().Get("ticket"))
 	if err != nil {
@@ -90,7 +90,12 @@ func (s *Service) serveSocket(ctx context.Context, w http.ResponseWriter, r *htt
 			if err := c.accept(w, r); err != nil {
 				return err
 			}
-			reading.Go(func() { stop(c.read(working)) })
+			reading.Go(func() {
+				// Another error means that the console has ended already: it must not replace the reason.
+				if err := c.read(working); errors.Is(err, io.EOF) {
+					stop(err)
+				}
+			})
 			group.Go(func() error { return c.ping(working) })
 			return nil
 		}})

@@ -58,7 +58,7 @@ func (s *Service) CreateTicket(ctx context.Context, t cloud.Tenant, q Session, t
 		return Ticket{}, err
 	}
 	if token == "" || len(token) > maxToken {
-		return Ticket{}, fault.New(fault.FailedPrecondition, "a ticket needs a token of at most %d bytes", maxToken)
+		return Ticket{}, fault.New(fault.FailedPrecondition, "authenticate with a bearer token of at most %d bytes to create a console ticket", maxToken)
 	}
 	if _, err := s.opts.VMs.Get(ctx, t, q.VM); err != nil {
 		return Ticket{}, err
@@ -115,14 +115,15 @@ func (s *Service) createTicketOnLeader(ctx context.Context, q newTicket) (expire
 	return expires, err
 }
 
-// redeemed is what a used ticket permits.
+// redeemed is the session that a ticket authorizes, and the creator's encrypted token.
 type redeemed struct {
 	Tenant  cloud.Tenant
 	Session Session
 	Token   []byte
 }
 
-// errBadTicket returns the error for a ticket that is unknown, used or expired. It does not tell which.
+// errBadTicket returns the error for a ticket that is unknown, used or expired. The error does not say which of the
+// three, so that callers cannot probe for tickets.
 func errBadTicket() error {
 	return fault.New(fault.Unauthenticated, "the ticket is unknown, expired or used already: create another one")
 }
