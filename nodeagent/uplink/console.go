@@ -41,7 +41,7 @@ func (l *Link) sendConsole(r *agentv1.ConsoleRequest) {
 	l.consoles.begin(one)
 }
 
-func consoleMessage(id string, data []byte, problem string) *agentv1.SendConsoleRequest {
+func consoleMessage(id string, data []byte, problem, _ string) *agentv1.SendConsoleRequest {
 	return &agentv1.SendConsoleRequest{RequestId: id, Data: data, Error: problem}
 }
 

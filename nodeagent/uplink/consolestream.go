@@ -85,8 +85,8 @@ func (s *consoleStream) sendData(data []byte) error {
 	return s.Send(&agentv1.StreamConsoleRequest{Data: data})
 }
 
-func (s *consoleStream) sendProblem(text string) error {
-	return s.Send(&agentv1.StreamConsoleRequest{Error: text})
+func (s *consoleStream) sendProblem(text, reason string) error {
+	return s.Send(&agentv1.StreamConsoleRequest{Error: text, Reason: reason})
 }
 
 // closeAndRecv drops the data that the member still sends.

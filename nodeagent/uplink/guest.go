@@ -38,8 +38,8 @@ func (l *Link) callGuest(r *agentv1.GuestRequest) {
 	l.guests.begin(one)
 }
 
-func guestMessage(id string, data []byte, problem string) *agentv1.SendGuestResultRequest {
-	return &agentv1.SendGuestResultRequest{RequestId: id, Data: data, Error: problem}
+func guestMessage(id string, data []byte, problem, reason string) *agentv1.SendGuestResultRequest {
+	return &agentv1.SendGuestResultRequest{RequestId: id, Data: data, Error: problem, Reason: reason}
 }
 
 // writeGuestResult calls the guest agent and sends the result. While it waits, it sends empty messages.

@@ -50,7 +50,7 @@ func (l *Link) sendSnapshot(r *agentv1.SnapshotRequest) {
 	l.snapshots.begin(one)
 }
 
-func snapshotMessage(id string, data []byte, problem string) *agentv1.SendSnapshotRequest {
+func snapshotMessage(id string, data []byte, problem, _ string) *agentv1.SendSnapshotRequest {
 	return &agentv1.SendSnapshotRequest{RequestId: id, Data: data, Error: problem}
 }
 

@@ -2,6 +2,8 @@ package uplink
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"sync"
@@ -9,10 +11,11 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/trivet-cloud/trivet/nodeagent/console"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// transfers sends data of one kind, consoles or snapshots, that the control plane requests. Each request is executed in
+// transfers sends data of one kind, such as consoles, snapshots or results of guest agents, that the control plane requests. Each request is executed in
 // its own goroutine, until the session ends.
 type transfers struct {
 	kind string // in the plural, for messages: "consoles"
@@ -31,6 +34,9 @@ type transfers struct {
 // mount of NFS without its server, cannot be interrupted.
 const cancelWait = 5 * time.Second
 
+// agentBusy is the reason of the error for a request that exceeds the maximum number of concurrent transfers.
+const agentBusy = "AGENT_BUSY"
+
 func newTransfers(kind string, most int, log *slog.Logger) *transfers {
 	return &transfers{kind: kind, max: most, log: log, running: &sync.WaitGroup{}, open: map[string]context.CancelFunc{}}
 }
@@ -48,10 +54,11 @@ type transfer struct {
 
 // sendStream is a stream of messages to a member.
 type sendStream interface {
-	// sendID sends the first message, sendData a piece of the data, and sendProblem the reason why the data ends early.
+	// sendID sends the first message, sendData a piece of the data, and sendProblem the error that ends the data early.
+	// reason is a constant for the member, or empty.
 	sendID(id string) error
 	sendData([]byte) error
-	sendProblem(text string) error
+	sendProblem(text, reason string) error
 	// closeAndRecv ends the stream and waits for the member's response.
 	closeAndRecv() error
 }
@@ -59,15 +66,19 @@ type sendStream interface {
 // memberStream is a sendStream of messages of type Q. The function message returns a message.
 type memberStream[Q, P any] struct {
 	stream  grpc.ClientStreamingClient[Q, P]
-	message func(id string, data []byte, problem string) *Q
+	message func(id string, data []byte, problem, reason string) *Q
 }
 
-func (s *memberStream[Q, P]) sendID(id string) error { return s.stream.Send(s.message(id, nil, "")) }
-func (s *memberStream[Q, P]) sendData(data []byte) error {
-	return s.stream.Send(s.message("", data, ""))
+func (s *memberStream[Q, P]) sendID(id string) error {
+	return s.stream.Send(s.message(id, nil, "", ""))
 }
-func (s *memberStream[Q, P]) sendProblem(t string) error { return s.stream.Send(s.message("", nil, t)) }
-func (s *memberStream[Q, P]) closeAndRecv() (err error)  { _, err = s.stream.CloseAndRecv(); return err }
+func (s *memberStream[Q, P]) sendData(data []byte) error {
+	return s.stream.Send(s.message("", data, "", ""))
+}
+func (s *memberStream[Q, P]) sendProblem(text, reason string) error {
+	return s.stream.Send(s.message("", nil, text, reason))
+}
+func (s *memberStream[Q, P]) closeAndRecv() (err error) { _, err = s.stream.CloseAndRecv(); return err }
 
 // setSession sets the context and the client of the session on which data is sent.
 func (t *transfers) setSession(ctx context.Context, agent agentv1.AgentServiceClient) {
@@ -117,12 +128,14 @@ func (t *transfers) begin(one transfer) {
 	}
 	ctx, cancel := context.WithCancel(t.ctx)
 	t.open[one.id] = cancel
-	refused := ""
+	var refused error
 	switch {
 	case one.write == nil:
-		refused = "this host serves no " + t.kind
+		refused = errors.New("this host's agent does not support " + t.kind)
 	case len(t.open) > t.max:
-		refused = "too many " + t.kind + " are being read on this host"
+		refused = &console.Refusal{
+			Reason: agentBusy, Text: fmt.Sprintf("this host has %d %s in progress, which is the maximum: try again", t.max, t.kind),
+		}
 	}
 	agent := t.agent
 	t.running.Go(func() {
@@ -138,8 +151,8 @@ func (t *transfers) begin(one transfer) {
 	})
 }
 
-// run sends the data of the transfer, or the reason in refused.
-func (one *transfer) run(ctx context.Context, agent agentv1.AgentServiceClient, refused string) error {
+// run sends the data of the transfer. If refused is not nil, it sends this error instead.
+func (one *transfer) run(ctx context.Context, agent agentv1.AgentServiceClient, refused error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := one.open(ctx, agent)
@@ -149,13 +162,16 @@ func (one *transfer) run(ctx context.Context, agent agentv1.AgentServiceClient, 
 	if err := stream.sendID(one.id); err != nil {
 		return err
 	}
-	if refused == "" {
-		if err := one.write(ctx, stream); err != nil {
-			refused = err.Error()
-		}
+	if refused == nil {
+		refused = one.write(ctx, stream)
 	}
-	if refused != "" && ctx.Err() == nil {
-		if err := stream.sendProblem(refused); err != nil {
+	if refused != nil && ctx.Err() == nil {
+		reason := ""
+		var refusal *console.Refusal
+		if errors.As(refused, &refusal) {
+			reason = refusal.Reason
+		}
+		if err := stream.sendProblem(refused.Error(), reason); err != nil {
 			return err
 		}
 	}

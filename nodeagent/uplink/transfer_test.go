@@ -8,16 +8,50 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/console"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
 // nullStream is a sendStream that discards all messages.
 type nullStream struct{}
 
-func (nullStream) sendID(string) error      { return nil }
-func (nullStream) sendData([]byte) error    { return nil }
-func (nullStream) sendProblem(string) error { return nil }
-func (nullStream) closeAndRecv() error      { return nil }
+func (nullStream) sendID(string) error              { return nil }
+func (nullStream) sendData([]byte) error            { return nil }
+func (nullStream) sendProblem(string, string) error { return nil }
+func (nullStream) closeAndRecv() error              { return nil }
+
+// problemStream is a sendStream that keeps the error that is sent.
+type problemStream struct {
+	nullStream
+	problems chan [2]string
+}
+
+func (s problemStream) sendProblem(text, reason string) error {
+	s.problems <- [2]string{text, reason}
+	return nil
+}
+
+// TestTransferIsRefused checks that the member gets the reason AGENT_BUSY for a request that exceeds the limit, and the
+// reason of a refusal.
+func TestTransferIsRefused(t *testing.T) {
+	all := newTransfers("guest agent calls", 1, slog.New(slog.DiscardHandler))
+	all.setSession(t.Context(), agentv1.NewAgentServiceClient(nil))
+	t.Cleanup(all.cancelAll)
+	stream := problemStream{problems: make(chan [2]string, 1)}
+	begin := func(id string, write func(context.Context, sendStream) error) {
+		open := func(context.Context, agentv1.AgentServiceClient) (sendStream, error) { return stream, nil }
+		all.begin(transfer{id: id, open: open, write: write})
+	}
+	finish := make(chan struct{})
+	begin("first", func(context.Context, sendStream) error {
+		<-finish
+		return &console.Refusal{Text: "not yet", Reason: "AGENT_STARTING"}
+	})
+	begin("second", func(context.Context, sendStream) error { panic("exceeds the limit") })
+	require.Equal(t, [2]string{"this host has 1 guest agent calls in progress, which is the maximum: try again", agentBusy}, <-stream.problems)
+	close(finish)
+	require.Equal(t, [2]string{"not yet", "AGENT_STARTING"}, <-stream.problems)
+}
 
 // TestSessionEndsDuringHungTransfer ends a session while a transfer reads from a file system that does not respond, as
 // a hard mount of NFS without its server. The next session must begin, and its transfers must run.

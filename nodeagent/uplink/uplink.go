@@ -202,7 +202,7 @@ func Open(o Options) (*Link, error) {
 	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(),
 		consoles: newTransfers("consoles", maxConsoles, o.Log), consoleStreams: newTransfers("open consoles", maxConsoleStreams, o.Log),
 		snapshots: newTransfers("snapshots", maxSnapshots, o.Log),
-		guests:    newTransfers("guest agents", maxGuestCalls, o.Log),
+		guests:    newTransfers("guest agent calls", maxGuestCalls, o.Log),
 	}
 	l.volumes = newVolumeObservations(l.observations.wake)
 	l.networkAcks.wake = make(chan struct{}, 1)

@@ -45,6 +45,8 @@ const (
 	FeatureDedicatedCPUs = "dedicated-cpus"
 	// FeatureVolumeMigration: the agent can migrate VMs with volumes that several hosts can use.
 	FeatureVolumeMigration = "volume-migration"
+	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).
+	FeatureGuestCalls = "guest-calls"
 )
 
 // RescueDisk is the ID of the rescue disk. No other disk can have it.

@@ -119,7 +119,7 @@ func TestImageFromSnapshot(t *testing.T) {
 func TestImageFromSnapshotWaits(t *testing.T) {
 	w := newWorld(t, 1)
 	w.snapshots.disk = noise(300_000 / 512 * 512)
-	w.snapshots.fail(fault.New(fault.ResourceExhausted, "project acme/p reads 4 snapshots").MayRetry())
+	w.snapshots.fail(fault.New(fault.ResourceExhausted, "project acme/p has 4 reads of snapshots").MayRetry())
 	s := w.member(1)
 	w.run(s)
 	made, err := s.Create(member(t), fromSnapshot(), [32]byte{})

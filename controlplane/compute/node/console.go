@@ -22,14 +22,14 @@ const (
 
 func newConsoleReads() *hostReads {
 	return &hostReads{
-		plural: "consoles", object: "the VM", reason: "TOO_MANY_CONSOLES", perHost: maxConsoles, perProject: maxProjectConsoles,
+		plural: "reads of console logs", object: "the VM", reason: "TOO_MANY_CONSOLES", perHost: maxConsoles, perProject: maxProjectConsoles,
 		perOrg: maxOrgConsoles, open: map[string]*hostRead{},
 	}
 }
 
 func newSnapshotReads() *hostReads {
 	return &hostReads{
-		plural: "snapshots", object: "the volume", reason: "TOO_MANY_EXPORTS", perHost: maxSnapshots, perProject: maxProjectSnapshots,
+		plural: "reads of snapshots", object: "the volume", reason: "TOO_MANY_EXPORTS", perHost: maxSnapshots, perProject: maxProjectSnapshots,
 		perOrg: maxOrgSnapshots, open: map[string]*hostRead{},
 	}
 }

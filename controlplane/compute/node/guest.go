@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -32,7 +34,7 @@ const (
 
 func newGuestCalls() *hostReads {
 	return &hostReads{
-		plural: "answers of guest agents", object: "the VM", reason: "TOO_MANY_GUEST_CALLS", perHost: maxGuestCalls,
+		plural: "guest agent calls in progress", object: "the VM", reason: "TOO_MANY_GUEST_CALLS", perHost: maxGuestCalls,
 		perProject: maxProjectGuestCalls, perOrg: maxOrgGuestCalls, open: map[string]*hostRead{},
 	}
 }
@@ -46,8 +48,8 @@ type guestCall struct {
 }
 
 // CallGuest sends a request to the guest agent in a tenant's VM, and returns the result. It forwards the request to the
-// leader, to which the host is connected. It sets the request's ID. The text of a FailedPrecondition fault is from the
-// host.
+// leader, to which the host is connected. It sets the request's ID. The text of a FailedPrecondition fault without a reason
+// is from the host. If the request is to run a program, the fault may be retried only if the program was not started.
 func (s *Service) CallGuest(ctx context.Context, t cloud.Tenant, node cloud.NodeID, r *agentv1.GuestRequest) (*agentv1.GuestResult, error) {
 	body, err := proto.Marshal(r)
 	if err != nil {
@@ -61,6 +63,9 @@ func (s *Service) CallGuest(ctx context.Context, t cloud.Tenant, node cloud.Node
 		data = append(data, part...)
 		return nil
 	})
+	if r.GetCommand() != nil && errors.Is(err, leader.ErrOutcomeUnknown) {
+		return nil, errProgramUnknown(err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -79,10 +84,43 @@ func (s *Service) callGuestOnLeader(ctx context.Context, q guestCall, send func(
 	if err := proto.Unmarshal(q.Request, r); err != nil {
 		return fmt.Errorf("decode a request to a guest agent: %w", err)
 	}
-	return s.read(ctx, s.guests, q.Node, q.Tenant, func(id string) hostRequest {
+	if err := s.checkGuestCalls(q.Node); err != nil {
+		return err
+	}
+	err := s.read(ctx, s.guests, q.Node, q.Tenant, func(id string) hostRequest {
 		r.RequestId = id
 		return r
 	}, func(id string) hostRequest {
 		return &agentv1.GuestRequest{RequestId: id, Cancel: true}
 	}, guestSilence, send)
+	if r.GetCommand() != nil && errors.Is(err, errInterrupted) {
+		return errProgramUnknown(err)
+	}
+	return err
+}
+
+// checkGuestCalls returns FailedPrecondition if the agent of a host is too old to execute GuestRequests. Such an agent
+// does not answer them.
+func (s *Service) checkGuestCalls(id cloud.NodeID) error {
+	var n *cloud.Node
+	err := s.opts.Store.Local(func(v *store.View) (err error) { n, err = Nodes.Get(v, string(id)); return err })
+	if err != nil || n == nil {
+		return err // read returns an error for a host that does not exist
+	}
+	if n.MissingFeature([]string{cloud.FeatureGuestCalls}) == "" {
+		return nil
+	}
+	return fault.New(fault.FailedPrecondition,
+		"the agent of the VM's host is too old to call guest agents: an operator must upgrade it, or migrate the VM").
+		WithReason("HOST_TOO_OLD")
+}
+
+// errProgramUnknown returns the error for a program of which it is not known whether it was started. It is not marked as
+// retryable, because a repeat would run the program again.
+func errProgramUnknown(err error) error {
+	text := err.Error()
+	if f, ok := fault.From(err); ok {
+		text = f.Message
+	}
+	return fault.New(fault.Unavailable, "%s: the program may have been started, and may run on", text).Because(err)
 }

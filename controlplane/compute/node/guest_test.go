@@ -12,6 +12,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -21,6 +22,7 @@ import (
 func TestGuestCall(t *testing.T) {
 	w := newWorld(t)
 	a := w.host(1, 1)
+	w.enableGuestCalls(a.id)
 	s := a.watch(t)
 	s.all()
 	type end struct {
@@ -37,6 +39,7 @@ func TestGuestCall(t *testing.T) {
 	}{
 		{"a result in parts", encoded(t, &agentv1.GuestResult{Stdout: bytes.Repeat([]byte("x"), 300<<10), ExitCode: 3}), 0, ""},
 		{"an error", []*agentv1.SendGuestResultRequest{{}, {Error: "no guest agent runs"}}, fault.FailedPrecondition, "no guest agent runs"},
+		{"a busy agent", []*agentv1.SendGuestResultRequest{{Error: "16 calls in progress", Reason: agentBusy}}, fault.Unavailable, "16 calls in progress"},
 		{"more than 2 MiB", encoded(t, &agentv1.GuestResult{Stdout: make([]byte, maxGuestResult)}), fault.Unavailable, "sent more than"},
 		{"no result", []*agentv1.SendGuestResultRequest{{Data: []byte("\xff\xff")}}, fault.Unavailable, "an invalid message"},
 	} {
@@ -72,6 +75,78 @@ func TestGuestCall(t *testing.T) {
 	require.Equal(t, before, w.records.Revision(), "a call must not change a record")
 }
 
+// TestInterruptedGuestCall breaks the stream of a host before the result. A request to run a program must not be marked
+// as retryable, because a repeat runs the program again. The other requests may be repeated.
+func TestInterruptedGuestCall(t *testing.T) {
+	w := newWorld(t)
+	a := w.host(1, 1)
+	w.enableGuestCalls(a.id)
+	s := a.watch(t)
+	s.all()
+	call := func(r *agentv1.GuestRequest) *fault.Fault {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := w.members[2].CallGuest(limited(t), cloud.Tenant{Org: "acme", Project: "web"}, a.id, r)
+			ended <- err
+		}()
+		ctx, cancel := context.WithCancel(limited(t))
+		stream, err := a.SendGuestResult(ctx)
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&agentv1.SendGuestResultRequest{RequestId: s.next().GetGuestRequests()[0].GetRequestId()}))
+		require.Eventually(t, func() bool {
+			w.members[1].guests.mu.Lock()
+			defer w.members[1].guests.mu.Unlock()
+			for _, one := range w.members[1].guests.open {
+				select {
+				case <-one.accepted:
+					return true
+				default:
+				}
+			}
+			return false
+		}, 10*time.Second, time.Millisecond)
+		cancel()
+		f, ok := fault.From(<-ended)
+		require.True(t, ok)
+		require.Equal(t, fault.Unavailable, f.Kind)
+		require.True(t, s.next().GetGuestRequests()[0].GetCancel())
+		return f
+	}
+	f := call(&agentv1.GuestRequest{Call: &agentv1.GuestRequest_Password{Password: &agentv1.GuestPassword{}}})
+	require.True(t, f.Retry)
+	f = call(&agentv1.GuestRequest{Call: &agentv1.GuestRequest_Command{Command: &agentv1.GuestCommand{Command: []string{"reboot"}}}})
+	require.False(t, f.Retry, "a client would run the program again")
+	require.Contains(t, f.Message, "may have been started")
+}
+
+// TestGuestCallOfOldAgent checks that a call through an agent that does not know GuestRequests is refused at once.
+func TestGuestCallOfOldAgent(t *testing.T) {
+	w := newWorld(t)
+	a := w.host(1, 1)
+	s := a.watch(t)
+	s.all()
+	_, err := w.members[2].CallGuest(limited(t), cloud.Tenant{Org: "acme", Project: "web"}, a.id, &agentv1.GuestRequest{})
+	f, ok := fault.From(err)
+	require.True(t, ok, "%v", err)
+	require.Equal(t, []any{fault.FailedPrecondition, "HOST_TOO_OLD", false}, []any{f.Kind, f.Reason, f.Retry})
+}
+
+// enableGuestCalls records that the agent of a host executes calls of guest agents.
+func (w *world) enableGuestCalls(id cloud.NodeID) {
+	w.update(func(tx *store.Tx) error {
+		n, err := Nodes.Get(tx, string(id))
+		if err != nil {
+			return err
+		}
+		if n == nil {
+			n = &cloud.Node{ID: id}
+		}
+		n.Features = map[string]string{cloud.FeatureGuestCalls: ""}
+		Nodes.Put(tx, n, string(id))
+		return nil
+	})
+}
+
 // encoded returns the messages with which an agent sends a result.
 func encoded(t *testing.T, r *agentv1.GuestResult) (out []*agentv1.SendGuestResultRequest) {
 	t.Helper()
@@ -91,6 +166,7 @@ func TestGuestCallLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
 	s.openSession("host", func(error) {})
+	w.enableGuestCalls("host")
 	ctx, cancel := context.WithCancel(limited(t))
 	ends := make(chan error, maxGuestCalls)
 	open := 0

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -14,11 +15,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// hostReads holds the API callers that currently read data of one kind from hosts: console logs or snapshots. They are
-// on the leader, because agents connect to the leader. A caller is identified by a request ID, which the agent repeats
+// hostReads holds the API callers that currently read data of one kind from hosts, such as console logs or snapshots. They
+// are on the leader, because agents connect to the leader. A caller is identified by a request ID, which the agent repeats
 // in the stream with the data.
 type hostReads struct {
-	// plural and object are the names of the kind for error texts: "consoles", "the VM".
+	// plural and object are for error texts: "open consoles" and "the VM".
 	plural, object string
 	// reason is the reason of errors about the limits of projects and orgs.
 	reason string
@@ -98,7 +99,8 @@ func (h *hostReads) add(id string, node cloud.NodeID, t cloud.Tenant, vm cloud.V
 	case org >= h.perOrg:
 		return nil, h.errTooMany("org", string(t.Org), h.perOrg)
 	case host >= h.perHost:
-		return nil, fault.New(fault.Unavailable, "too many %s are being read from the host of %s: try again later", h.plural, h.object).MayRetry()
+		return nil, fault.New(fault.Unavailable, "the host of %s has %d %s, which is the maximum: try again later", h.object, h.perHost, h.plural).
+			MayRetry()
 	}
 	one := &hostRead{
 		node: node, tenant: t, vm: vm, chunks: make(chan chunk, 4), input: make(chan []byte), inputEnded: make(chan struct{}),
@@ -121,7 +123,7 @@ func (h *hostReads) errTooMany(what, id string, most int) error {
 		return fault.New(fault.ResourceExhausted, "%s %s has %d open console sessions on the host, the maximum: close one and try again", what, id, most).
 			WithReason(h.reason).With("limit", most).MayRetry()
 	}
-	return fault.New(fault.ResourceExhausted, "%s %s reads %d %s from the host of %s, which is the limit: try again when one of these reads has ended",
+	return fault.New(fault.ResourceExhausted, "%s %s has %d %s on the host of %s, which is the maximum: wait until one has ended",
 		what, id, most, h.plural, h.object).
 		WithReason(h.reason).With("limit", most).MayRetry()
 }
@@ -132,10 +134,16 @@ type hostRequest interface {
 	GetCancel() bool
 }
 
+// errInterrupted is in the error chain of a fault if the agent may have received the request, and has not answered it.
+var errInterrupted = errors.New("the agent may have received the request")
+
+// agentBusy is the reason of an agent that has as many requests of one kind in progress as it may have.
+const agentBusy = "AGENT_BUSY"
+
 // read sends a request to the agent over the host's session, and calls send with each part of the data. request and
 // cancel return the request with an ID, and its cancellation. silence is the maximum wait for each further part of the
-// data, or 0 for no limit. read returns Unavailable if the host has no session with this member, or does not respond in
-// time.
+// data, or 0 for no limit. read returns Unavailable if the host has no session with this member, does not respond in
+// time, or the connection breaks. In the last two cases, errInterrupted is in the error chain.
 func (s *Service) read(
 	ctx context.Context, h *hostReads, node cloud.NodeID, t cloud.Tenant, request, cancel func(id string) hostRequest,
 	silence time.Duration, send func([]byte) error,
@@ -166,7 +174,7 @@ func (s *Service) read(
 				late.Reset(silence)
 			}
 		case <-late.C:
-			return fault.New(fault.Unavailable, "the host of %s does not answer", h.object).MayRetry()
+			return fault.New(fault.Unavailable, "the host of %s does not answer", h.object).Because(errInterrupted).MayRetry()
 		case <-ctx.Done():
 			return ctx.Err()
 		case p := <-one.chunks:
@@ -256,14 +264,15 @@ func (h *hostReads) chunk(message hostData, err error) chunk {
 	case errors.Is(err, io.EOF):
 		return chunk{err: io.EOF}
 	case err != nil:
-		return chunk{err: fault.New(fault.Unavailable, "the connection to the host of %s broke", h.object).Because(err).MayRetry()}
+		return chunk{err: fault.New(fault.Unavailable, "the connection to the host of %s broke", h.object).
+			Because(fmt.Errorf("%w: %w", errInterrupted, err)).MayRetry()}
 	case len(message.GetData()) > maxChunk:
 		return chunk{err: fault.New(fault.Unavailable, "the host of %s sent a message of %d bytes, which is too large", h.object, len(message.GetData()))}
 	case message.GetError() != "":
 		f := fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(message.GetError()[:min(len(message.GetError()), maxError)], ""))
 		if m, ok := message.(interface{ GetReason() string }); ok {
 			switch reason := m.GetReason(); {
-			case reason == agentStarting, reason == consoleLost:
+			case reason == agentStarting, reason == agentBusy, reason == consoleLost:
 				f = fault.New(fault.Unavailable, "%s", f.Message).MayRetry()
 			case slices.Contains(consoleReasons, reason):
 				f = f.WithReason(reason)

@@ -324,7 +324,7 @@ func TestConsoleLimits(t *testing.T) {
 	for range 10 {
 		err := s.readConsoleOnLeader(ctx, reader(maxConsoles), nil)
 		require.True(t, fault.Is(err, fault.Unavailable))
-		require.ErrorContains(t, err, "too many consoles")
+		require.ErrorContains(t, err, "64 reads of console logs")
 	}
 	require.Equal(t, maxConsoles, waiting())
 	_, err := s.consoles.add("x", "another host", cloud.Tenant{}, "")
@@ -382,11 +382,11 @@ func TestTenantConsoleLimits(t *testing.T) {
 	for range maxProjectConsoles {
 		require.NoError(t, read("evil", "one"))
 	}
-	refused(read("evil", "one"), "project evil/one reads 4 consoles")
+	refused(read("evil", "one"), "project evil/one has 4 reads of console logs")
 	for range maxOrgConsoles - maxProjectConsoles {
 		require.NoError(t, read("evil", "two"))
 	}
-	refused(read("evil", "three"), "org evil reads 8 consoles")
+	refused(read("evil", "three"), "org evil has 8 reads of console logs")
 	require.NoError(t, read("acme", "web"), "another org must be able to read its consoles")
 	cancel()
 	for range reading {

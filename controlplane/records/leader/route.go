@@ -12,6 +12,10 @@ import (
 // NoLeaderTime is how long a call waits for a leader to be elected before it fails.
 const NoLeaderTime = 5 * time.Second
 
+// ErrOutcomeUnknown is in the error chain of the fault that Route returns if the leader was lost before it answered. The
+// call may have taken effect.
+var ErrOutcomeUnknown = errors.New("the leader was lost before it answered")
+
 // Route calls attempt with the ID of the leader, which may be self, and returns the error of attempt. If attempt
 // returns ErrNotLeader or ErrNotSent, it had no effect, and Route calls it again. If repeatable is true, Route also
 // calls attempt again after the response of another member was lost. Route returns a fault of kind Unavailable if there
@@ -39,7 +43,7 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 				return err
 			default:
 				return fault.New(fault.Unavailable, "the leader was lost before it answered; whether the call took effect is not known").
-					Because(err).MayRetry()
+					Because(fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)).MayRetry()
 			}
 		}
 		select {

@@ -2983,7 +2983,10 @@ type SendGuestResultRequest struct {
 	// A part of an encoded GuestResult, at most 256 KiB. May be empty: the agent still waits for the guest.
 	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
 	// Why there is no result. Ends the stream. The first 1024 bytes are shown to the caller.
-	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// The reason of the error: AGENT_STARTING or AGENT_BUSY, if the agent has not begun the call. The caller then gets
+	// UNAVAILABLE and may try again. Otherwise empty: the caller gets FAILED_PRECONDITION.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3035,6 +3038,13 @@ func (x *SendGuestResultRequest) GetData() []byte {
 func (x *SendGuestResultRequest) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *SendGuestResultRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -3425,7 +3435,7 @@ func (x *NodeFacts) GetDedicatedCpus() uint32 {
 // MachineFeature is a feature of virtual machines that a host serves or, because something is missing, does not serve.
 type MachineFeature struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// uefi, secure-boot, tpm, cdrom, rescue, os-type, or another name of 1 to 64 characters of a-z, 0-9 and -.
+	// uefi, secure-boot, tpm, cdrom, rescue, os-type, guest-calls, or another name of 1 to 64 characters of a-z, 0-9 and -.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Why the host does not serve the feature: one line of at most 200 bytes. Empty: the host serves the feature.
 	Problem       string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
@@ -4507,7 +4517,7 @@ type StreamConsoleRequest struct {
 	// FAILED_PRECONDITION, cut to 1 KiB.
 	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	// The reason of the error: CONSOLE_IN_USE, CONSOLE_TAKEN_OVER, NO_DISPLAY or, if the caller may try again soon and gets
-	// UNAVAILABLE, AGENT_STARTING or CONSOLE_LOST (the connection to the serial port broke). May be empty.
+	// UNAVAILABLE, AGENT_STARTING, AGENT_BUSY or CONSOLE_LOST (the connection to the serial port broke). May be empty.
 	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5954,12 +5964,13 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06stderr\x18\x04 \x01(\fR\x06stderr\x12)\n" +
 	"\x10stdout_truncated\x18\x05 \x01(\bR\x0fstdoutTruncated\x12)\n" +
 	"\x10stderr_truncated\x18\x06 \x01(\bR\x0fstderrTruncated\x12\x1b\n" +
-	"\ttimed_out\x18\a \x01(\bR\btimedOut\"a\n" +
+	"\ttimed_out\x18\a \x01(\bR\btimedOut\"y\n" +
 	"\x16SendGuestResultRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\x19\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x19\n" +
 	"\x17SendGuestResultResponse\"\xca\x01\n" +
 	"\x0fSnapshotRequest\x12\x1d\n" +
 	"\n" +

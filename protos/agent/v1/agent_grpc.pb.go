@@ -106,8 +106,8 @@ type AgentServiceClient interface {
 	// because the reader has gone.
 	SendSnapshot(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendSnapshotRequest, SendSnapshotResponse], error)
 	// SendGuestResult answers a GuestRequest of Watch. The first message names the request. The data of the later messages
-	// is together an encoded GuestResult. The response comes when the stream was taken to its end, or its reader is gone.
-	// Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for
+	// is together an encoded GuestResult. The member responds when it has forwarded the whole stream to the caller, or the
+	// caller has gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for
 	// example because the reader has gone.
 	SendGuestResult(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SendGuestResultRequest, SendGuestResultResponse], error)
 	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
@@ -332,8 +332,8 @@ type AgentServiceServer interface {
 	// because the reader has gone.
 	SendSnapshot(grpc.ClientStreamingServer[SendSnapshotRequest, SendSnapshotResponse]) error
 	// SendGuestResult answers a GuestRequest of Watch. The first message names the request. The data of the later messages
-	// is together an encoded GuestResult. The response comes when the stream was taken to its end, or its reader is gone.
-	// Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for
+	// is together an encoded GuestResult. The member responds when it has forwarded the whole stream to the caller, or the
+	// caller has gone. Every request is answered once: ALREADY_EXISTS for a second stream. NOT_FOUND: nobody waits for this request, for
 	// example because the reader has gone.
 	SendGuestResult(grpc.ClientStreamingServer[SendGuestResultRequest, SendGuestResultResponse]) error
 	// SyncNetworks sends the VPCs that the host needs: those of the ports that are bound to it, of the NAT gateways that
