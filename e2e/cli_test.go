@@ -134,7 +134,7 @@ func TestCommandLine(t *testing.T) {
 	require.Regexp(t, `VM +TENANT(?s:.*)web +default/default`, must(admin, asAdmin("node", "show", w.agent.Name)...))
 
 	require.NoError(t, lab.Until(ctx, "the guest's address is shown", func(context.Context) error {
-		if out := must(ada, "vm", "show", "web"); !strings.Contains(out, "Others in the guest:") || !strings.Contains(out, "10.9.8.7") {
+		if out := must(ada, "vm", "show", "web"); !strings.Contains(out, "Reported by guest:") || !strings.Contains(out, "10.9.8.7") {
 			return errors.New(out)
 		}
 		return nil

@@ -47,7 +47,7 @@ qemu-guest-agent in its guest. The password is passed to the guest, and stored n
 
 func addSSHKeyCommand(s *session.Session) *cobra.Command {
 	var replace bool
-	c := vmArgCommand(s, "add-ssh-key VM USER FILE", "Let the owners of SSH keys log in to the guest of a VM")
+	c := vmArgCommand(s, "add-ssh-key VM USER FILE", "Add SSH public keys to a user in the guest of a VM")
 	c.Args = session.Exactly("VM", "USER", "FILE")
 	c.Long = `Add the public keys in FILE, or in standard input if FILE is -, to those of a user in the guest of a VM. The user must
 exist there. The VM needs the package qemu-guest-agent in its guest. With --replace, the keys replace all keys in the
@@ -69,7 +69,7 @@ file .ssh/authorized_keys of the user.`
 		}); err != nil {
 			return err
 		}
-		return s.Done(args[0], fmt.Sprintf("got keys for %s: %d", args[1], len(keys)))
+		return s.Done(args[0], fmt.Sprintf("has new SSH keys for %s: %d", args[1], len(keys)))
 	})
 	return c
 }

@@ -106,7 +106,7 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		[2]string{"Memory", show.Bytes(spec.GetMemory().GetSizeMib() << 20)},
 	)
 	if others := d.GetGuestAddresses(); len(others) > 0 {
-		fields = append(fields, [2]string{"Others in the guest", strings.Join(others, ", ")})
+		fields = append(fields, [2]string{"Reported by guest", strings.Join(others, ", ")})
 	}
 	if text := security(spec.GetSecurity()); text != "" {
 		fields = append(fields, [2]string{"Security", text})

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// addressInterval is the minimum time between two queries for the addresses of one guest. It bounds what a guest
-	// whose agent does not answer costs.
+	// addressInterval is the minimum time between two queries for the addresses of one guest. It limits the time
+	// that is lost to guests whose agent does not answer.
 	addressInterval = time.Minute
 	// addressesValid is how long addresses are reported after the guest agent has listed them.
 	addressesValid = 5 * time.Minute

@@ -40,7 +40,7 @@ func (s *MachineSet) CallGuest(ctx context.Context, r *agentv1.GuestRequest) (*a
 			StderrTruncated: exit.ErrorsCut,
 		}, err
 	}
-	return nil, errors.New("this host's agent does not know the request: it must be upgraded")
+	return nil, errors.New("this host's agent does not support this call: an operator must upgrade it")
 }
 
 // shutDownWithin is the maximum time for which shutDownGuest waits for the guest agent. A request to power the VM off

@@ -189,7 +189,8 @@ func Readmit(ctx context.Context, now *cloud.Caller) error {
 	return nil
 }
 
-// GuestCallFailed is the reason of faults whose message comes from a guest or its host.
+// GuestCallFailed is the reason of faults whose message may quote the guest. The audit stores this constant instead of
+// the message.
 const GuestCallFailed = "GUEST_CALL_FAILED"
 
 // Auditor creates audit records for failed calls, and for successful calls of the methods in the list unwritten. Such

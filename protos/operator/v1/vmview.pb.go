@@ -540,7 +540,8 @@ type GetVmDetailsResponse struct {
 	// The VM's CPU model: the one that its spec requests, or else the one that was chosen when the VM was placed. Empty if
 	// the VM has the default model of its host.
 	CpuModel string `protobuf:"bytes,6,opt,name=cpu_model,json=cpuModel,proto3" json:"cpu_model,omitempty"`
-	// Those of vm.status.ip_addresses that the guest reports and no NIC has. The guest can report any address.
+	// Addresses in vm.status.ip_addresses that only the guest agent reports. They belong to no NIC of the VM. The guest can
+	// report any address.
 	GuestAddresses []string `protobuf:"bytes,80,rep,name=guest_addresses,json=guestAddresses,proto3" json:"guest_addresses,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
