@@ -19,12 +19,17 @@ type standby struct {
 // OpenStandby returns the image of a volume for the target of a migration of the VM that has the volume open. The process
 // that opens the image must not write before Activate. Before OpenStandby returns, it writes the attachment to the record
 // in the cluster, and makes the cluster refuse the requests of the processes of earlier targets. The error wraps
-// [ErrStale] if the VM does not have the volume, or had it with a later generation, and [ErrInUse] if a client has the
-// image open whose address is not in the record.
+// [ErrStale] if the VM does not have the volume, or had it with a later generation, [ErrRefused] if the record has no
+// address of the source's process, because an older agent started it, and [ErrInUse] if a client has the image open whose
+// address is not in the record. For a registered image, the latter error also wraps [ErrForeignClient].
 func (p *RBDPool) OpenStandby(ctx context.Context, id string, a Attachment) (files Files, err error) {
 	err = p.changeExisting(ctx, "open for a migration", id, func(r record, text []byte) error {
 		if err := r.admitStandby(a); err != nil {
 			return err
+		}
+		if len(r.Clients) == 0 {
+			return fmt.Errorf("%w: an older agent started the VM, and did not record the address of its Ceph client: stop and "+
+				"start the VM once, then it can be migrated", ErrRefused)
 		}
 		before := r.standbyClients()
 		if err := p.block(ctx, before); err != nil {

@@ -120,10 +120,15 @@ func rbdMigration(t *testing.T) (cluster *fakeRBD, a, b *RBDPool) {
 	require.NoError(t, err)
 	cluster.clients = []string{"src"}
 	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 2})
-	require.ErrorIs(t, err, ErrInUse, "the address of the source is not recorded")
+	require.ErrorIs(t, err, ErrRefused, "the address of the source is not recorded")
+	require.ErrorContains(t, err, "stop and start the VM once")
 	require.NoError(t, a.Confirm(ctx, id(1), Attachment{"vm-x", 1}))
 	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-y", 2})
 	require.ErrorIs(t, err, ErrStale, "another VM gets the volume")
+	cluster.clients = []string{"src", "other"}
+	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 2})
+	require.ErrorIs(t, err, ErrInUse, "another client has the image open")
+	cluster.clients = []string{"src"}
 	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 2})
 	require.NoError(t, err)
 	cluster.clients = append(cluster.clients, "dst")
