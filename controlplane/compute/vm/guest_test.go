@@ -17,7 +17,7 @@ const goodKey = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJdD7y3aLq454yWBdwLWbieU1eb
 // TestExecNeedsPermission checks that a program runs only in the guest of a VM whose metadata allows it.
 func TestExecNeedsPermission(t *testing.T) {
 	w := newWorld(t)
-	w.AddHost("h1", plenty())
+	w.AddHost("h1", plenty(), func(n *cloud.Node) { n.Features = map[string]string{cloud.FeatureGuestCalls: ""} })
 	vm := w.createInState(cloud.Running, "web")
 	run := func() *fault.Fault {
 		_, err := w.vms.RunInGuest(w.as(acme, ""), acme, vm.ID, guestProgram{command: []string{"true"}})
