@@ -23,7 +23,7 @@ func (c *fakeCloud) DrainNode(_ context.Context, in *vmv1.DrainNodeRequest) (*vm
 	d := &operatorv1.Drain{Phase: "EMPTY", RequestedBy: "root", Force: in.GetForce(), BeganAt: now.UnixMilli(), EndedAt: now.UnixMilli(), Result: "no VM runs on the host"}
 	switch {
 	case n.GetLabels()["stuck"] != "":
-		d.Phase, d.Result = "INCOMPLETE", "its time has ended with 1 VMs on the host: db has a TPM"
+		d.Phase, d.Result = "INCOMPLETE", "timeout: 1 VMs are still on the host: db has a TPM"
 	case n.GetLabels()["vms"] != "":
 		d.Phase, d.EndedAt, d.Result, d.Deadline = "MOVING", 0, "", now.UnixMilli()+3_600_000
 		d.Vms = []*operatorv1.DrainedVm{
@@ -74,7 +74,7 @@ func (c *fakeCloud) CancelDrain(_ context.Context, in *operatorv1.CancelDrainReq
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if d := c.drains[in.GetNodeId()]; d != nil {
-		d.Phase, d.Result = "INCOMPLETE", "it was cancelled by root"
+		d.Phase, d.Result = "INCOMPLETE", "cancelled by root"
 	}
 	return &operatorv1.CancelDrainResponse{}, nil
 }

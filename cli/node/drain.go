@@ -44,7 +44,7 @@ type DrainFlags struct {
 // Add adds the flags to c.
 func (f *DrainFlags) Add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.Force, "force", false, "shut VMs down that cannot be moved, after the others have left")
-	c.Flags().DurationVar(&f.Within, "within", 0, "end the drain after this time even if VMs still run on the host; 0: 1h")
+	c.Flags().DurationVar(&f.Within, "within", 0, "give up after this time; the host is then CORDONED, and VMs still on it keep running; 0: 1h")
 }
 
 // Request returns the request to drain a host. It returns a *Usage error if the flags are invalid.
@@ -138,7 +138,7 @@ func AwaitDrained(ctx context.Context, s *session.Session, conn *dial.Conn, id, 
 			}
 			switch {
 			case d == nil:
-				return fmt.Errorf("the drain of %s has ended: the host was uncordoned", name)
+				return fmt.Errorf("%s was uncordoned before the drain finished", name)
 			case d.GetPhase() == phaseIncomplete:
 				return fmt.Errorf("%s is not drained: %s", name, d.GetResult())
 			case d.GetPhase() != phaseMoving:

@@ -94,17 +94,17 @@ type migrationRule struct {
 // or if the target is fenced.
 var migrationRules = []migrationRule{
 	{phase: MigrationPrepare, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
-	{phase: MigrationPrepare, facts: canceled, do: MigrationAbort, why: "it was cancelled"},
-	{phase: MigrationPrepare, source: states(MigrationCancelled), do: MigrationAbort, why: "the source has cancelled it"},
-	{phase: MigrationPrepare, target: states(MigrationFailed), do: MigrationAbort, why: "the target could not prepare it"},
+	{phase: MigrationPrepare, facts: canceled, do: MigrationAbort, why: "a call cancelled the migration"},
+	{phase: MigrationPrepare, source: states(MigrationCancelled), do: MigrationAbort, why: "the source cancelled the migration"},
+	{phase: MigrationPrepare, target: states(MigrationFailed), do: MigrationAbort, why: "the target could not prepare the migration"},
 	{phase: MigrationPrepare, facts: TargetFenced, do: MigrationAbort, why: "the target is lost"},
 	{phase: MigrationPrepare, facts: SourceSilent, do: MigrationAbort, why: "the source is lost"},
 	{phase: MigrationPrepare, facts: late, do: MigrationAbort, why: "the hosts did not prepare it in time"},
 	{phase: MigrationPrepare, source: states(MigrationPrepared), target: states(MigrationPrepared), do: MigrationBeginTransfer},
 
 	{phase: MigrationTransfer, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
-	{phase: MigrationTransfer, facts: canceled, do: MigrationAbort, why: "it was cancelled"},
-	{phase: MigrationTransfer, source: states(MigrationCancelled), do: MigrationAbort, why: "the source has cancelled it"},
+	{phase: MigrationTransfer, facts: canceled, do: MigrationAbort, why: "a call cancelled the migration"},
+	{phase: MigrationTransfer, source: states(MigrationCancelled), do: MigrationAbort, why: "the source cancelled the migration"},
 	{phase: MigrationTransfer, target: states(MigrationFailed), do: MigrationAbort, why: "the target has failed"},
 	{phase: MigrationTransfer, facts: TargetFenced, do: MigrationAbort, why: "the target is lost"},
 	{phase: MigrationTransfer, facts: SourceSilent, do: MigrationAbort, why: "the source is lost"},
@@ -113,7 +113,7 @@ var migrationRules = []migrationRule{
 		do: MigrationCommit},
 
 	{phase: MigrationSwitchover, source: states(MigrationCancelled), do: MigrationUndo,
-		why: "the source cancelled it before it got the switchover"},
+		why: "the source cancelled the migration before it received the switchover"},
 	{phase: MigrationSwitchover, target: states(MigrationRunning), do: MigrationComplete},
 	{phase: MigrationSwitchover, source: states(MigrationHandedOver), target: states(MigrationFailed), facts: sourceEnded,
 		do:  MigrationLose,
@@ -250,7 +250,7 @@ func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 		vm.setMigrationHost(m.Source)
 		result.Reason = cmp.Or(m.Reason, why, "the guest was rolled back")
 		if m.Canceled {
-			result.Reason = "it was cancelled"
+			result.Reason = "a call cancelled the migration"
 		}
 	case MigrationLose:
 		result.Moved = vm.Node == m.Target

@@ -76,7 +76,7 @@ func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle string, silent bool) (Ac
 	case m != nil:
 		return Arriving, "is being migrated to this host"
 	case vm.Node != on:
-		return Removing, "has left, and the host has not removed it yet"
+		return Removing, "has moved; the host has not deleted its files yet"
 	}
 	wanted := vm.Desired.On || vm.Desired.StartAfterStop
 	process := vm.Status.Actual == cloud.Running || vm.Status.Actual == cloud.Starting || vm.Status.Actual == cloud.Stopping
@@ -99,7 +99,7 @@ func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle string, silent bool) (Ac
 	case vm.State != cloud.Running:
 		return Changing, "is " + vm.State.String()
 	case !vm.Desired.On:
-		return Changing, "is to be stopped"
+		return Changing, "was requested to stop"
 	case vm.Desired.Reboots > vm.Status.RebootsDone || vm.Desired.Resets > vm.Status.ResetsDone:
 		return Changing, "is being rebooted"
 	case changesDevices(vm):

@@ -94,7 +94,7 @@ func TestActivityOf(t *testing.T) {
 		{"running", cloud.Running, on, "", false, Running, ""},
 		{"running, with an obstacle", cloud.Running, on, "has a TPM", false, Fixed, "has a TPM"},
 		{"running, on a silent host", cloud.Running, on, "has a TPM", true, Changing, "is on a host that does not answer"},
-		{"to be stopped", cloud.Running, nil, "", false, Changing, "is to be stopped"},
+		{"to be stopped", cloud.Running, nil, "", false, Changing, "was requested to stop"},
 		{"rebooting", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Desired.Reboots = 1 }, "is being rebooted", false, Changing, "is being rebooted"},
 		{"attaching a disk", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Spec.Disks = []cloud.Disk{{Change: cloud.DeviceAttaching}} },
 			"has a disk", false, Changing, "has a device that is being attached or detached"},
@@ -115,7 +115,7 @@ func TestActivityOf(t *testing.T) {
 		{"arriving", cloud.Migrating, func(vm *cloud.VM) {
 			vm.Node, vm.Migration = "there", &cloud.Migration{Source: "there", Target: "here"}
 		}, "", false, Arriving, "is being migrated to this host"},
-		{"left", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Node = "there" }, "", false, Removing, "has left, and the host has not removed it yet"},
+		{"left", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Node = "there" }, "", false, Removing, "has moved; the host has not deleted its files yet"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			vm := &cloud.VM{State: c.state, Node: "here"}

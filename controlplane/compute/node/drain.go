@@ -123,7 +123,7 @@ func (s *Service) cancelDrainOnLeader(ctx context.Context, q cancelDrainRequest)
 		if err != nil || !n.Draining() {
 			return err
 		}
-		n.EndDrain(cloud.DrainIncomplete, "it was cancelled by "+by, tx.Now())
+		n.EndDrain(cloud.DrainIncomplete, "cancelled by "+by, tx.Now())
 		Nodes.Put(tx, n, string(q.Node))
 		return nil
 	})

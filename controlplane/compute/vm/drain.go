@@ -141,7 +141,7 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 	}
 	silent := s.opts.Nodes.Unresponsive(id)
 	for _, p := range placed {
-		one := drain.VM{ID: cloud.VMID(p.Path[1]), Activity: drain.Removing, Why: "has left, and the host has not removed it yet"}
+		one := drain.VM{ID: cloud.VMID(p.Path[1]), Activity: drain.Removing, Why: "has moved; the host has not deleted its files yet"}
 		vm, err := VMs.Get(r, string(p.Value.Project), string(one.ID))
 		if err != nil {
 			return nil, err
@@ -195,7 +195,7 @@ func (d *drained) result(plan drain.Plan) string {
 	if n > maxNamedVMs {
 		named = append(named, fmt.Sprintf("and %d more", n-maxNamedVMs))
 	}
-	return fmt.Sprintf("its time has ended with %d VMs on the host: %s", n, strings.Join(named, "; "))
+	return fmt.Sprintf("timeout: %d VMs are still on the host: %s", n, strings.Join(named, "; "))
 }
 
 // beginMaintenance ends the drain of a host on which no VM runs. It reads all records again in its transaction, so that

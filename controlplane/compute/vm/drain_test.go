@@ -267,7 +267,7 @@ func TestDrainNamesWhatStays(t *testing.T) {
 				w.stepDrains()
 				n := w.Node(h1)
 				require.Equal(t, cloud.DrainIncomplete, n.Drain.Phase)
-				require.Contains(t, n.Drain.Result, "2 VMs on the host: fixed has")
+				require.Contains(t, n.Drain.Result, "2 VMs are still on the host: fixed has")
 				require.Equal(t, cloud.NodeCordoned, n.State(1, 1))
 				require.Equal(t, vmv1.NodeState_NODE_STATE_DRAINING, w.drain(h1, false, 0).GetState(), "it can be drained again")
 				return
@@ -404,7 +404,7 @@ func TestDrainRequests(t *testing.T) {
 	require.Equal(t, vmv1.NodeState_NODE_STATE_DRAINING, n.GetState())
 	require.NoError(t, w.nodes.CancelDrain(ctx, h1))
 	require.NoError(t, w.nodes.CancelDrain(ctx, h1))
-	require.Equal(t, []any{cloud.DrainIncomplete, "it was cancelled by root", cloud.NodeCordoned},
+	require.Equal(t, []any{cloud.DrainIncomplete, "cancelled by root", cloud.NodeCordoned},
 		[]any{w.Node(h1).Drain.Phase, w.Node(h1).Drain.Result, w.Node(h1).State(1, 1)})
 	w.drain(h1, false, 0)
 	w.uncordon(h1)

@@ -96,7 +96,7 @@ func (s *Service) describeDrained(v *store.View, d *drained) (out []DrainedVM, e
 		here[one.VM] = true
 		say := DrainedVM{ID: vm.ID, Name: vm.Name, Org: vm.Org, Project: vm.Project, Status: one.Status, Reason: one.Reason, Tries: tries[vm.ID].Tries}
 		if wait := tries[vm.ID].Next - now; wait > 0 && say.Tries > 0 && say.Tries < drain.MaxTries && tries[vm.ID].Activity == drain.Running {
-			say.Reason += fmt.Sprintf(" (tried %d times, again in %d s)", say.Tries, (wait+999)/1000)
+			say.Reason += fmt.Sprintf(" (%d failed attempts, next in %d s)", say.Tries, (wait+999)/1000)
 		}
 		switch {
 		case e == nil || !e.ShutDown:
