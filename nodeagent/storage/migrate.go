@@ -17,7 +17,7 @@ type sharedPool interface {
 	TakeBack(ctx context.Context, id string, a volume.Attachment, from uint64) error
 }
 
-// ConfirmStandby does nothing: the process has locked the file.
+// ConfirmStandby does nothing: the lock that OpenStandby took already excludes other hosts.
 func (p filePool) ConfirmStandby(context.Context, string, volume.Attachment) error { return nil }
 
 // OpenStandby opens a volume for the disk of a VM that is being migrated to this host. QEMU must not write to it before

@@ -68,7 +68,7 @@ func build(t *testing.T) (kernel, initrd string) {
 	return filepath.Join(guest, "vmlinuz"), filepath.Join(dir, "initrd")
 }
 
-// TestOpenRefuses checks that Open refuses what is not a watchdog.
+// TestOpenRefuses checks that Open refuses a device that is not a watchdog.
 func TestOpenRefuses(t *testing.T) {
 	_, err := Open(filepath.Join(t.TempDir(), "none"), time.Second)
 	require.ErrorIs(t, err, os.ErrNotExist)

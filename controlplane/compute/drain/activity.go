@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Activity is what a VM does on a drained host.
+// Activity classifies a VM on a drained host.
 type Activity uint8
 
 const (
@@ -17,8 +17,8 @@ const (
 	Running
 	// Fixed: the VM runs, or may run, and cannot be migrated.
 	Fixed
-	// Changing: the VM starts, stops, reboots or changes devices, or its host does not answer. It is looked at again
-	// later.
+	// Changing: the VM starts, stops, reboots or changes devices, or its host does not answer. The drain checks it again
+	// every second.
 	Changing
 	// Leaving: the VM is being migrated to another host.
 	Leaving
@@ -32,7 +32,7 @@ func (a Activity) String() string {
 	return [...]string{"off", "running", "fixed", "changing", "leaving", "arriving", "removing"}[min(a, Removing)]
 }
 
-// Blocks reports whether the host is not empty because of a VM with this activity.
+// Blocks reports whether a VM with this activity keeps the host from entering maintenance.
 func (a Activity) Blocks() bool { return a != Off && !mutant.On(mutant.MaintenanceEarly) }
 
 // rank orders VMs: those that do not run are last.

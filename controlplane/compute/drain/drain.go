@@ -142,8 +142,8 @@ func Next(d *cloud.Drain, vms []VM, now cloud.Time) Plan {
 // relocatable reports whether the VM can get another host without a migration, and this was not tried yet.
 func (vm *VM) relocatable() bool { return vm.Activity == Off && vm.Portable && vm.NoHost == "" }
 
-// hopeful reports whether the VM is about to leave the host or to stop, or may still be moved. Then a forced drain does
-// not shut down other VMs yet. If patient is false, VMs that change or arrive do not count.
+// hopeful reports whether a forced drain must still wait for this VM before it shuts others down: the VM is about to leave
+// the host or to stop, or may still be moved. If patient is false, VMs that change or arrive do not count.
 func (vm *VM) hopeful(patient bool) bool {
 	switch vm.Activity {
 	case Running:

@@ -11,7 +11,7 @@ import (
 
 // placement holds the index in which Place searches. The index has the hosts of Service.nodes. A search can take long,
 // because it calls Request.Check, which reads records. Heartbeats must not wait for it. So a change of a host is only
-// noted in pending, and the next Place applies it to the index.
+// queued in pending, and the next Place applies it to the index.
 type placement struct {
 	// mu guards index. Goroutines that hold Service.mu must not lock it.
 	mu    sync.RWMutex
@@ -19,7 +19,7 @@ type placement struct {
 
 	// changing guards pending and cleared. It is held for short times only.
 	changing sync.Mutex
-	// pending holds the noted changes by host ID. If cleared is set, all hosts are removed from the index before the
+	// pending holds the queued changes by host ID. If cleared is set, all hosts are removed from the index before the
 	// changes are applied.
 	pending map[cloud.NodeID]hostChange
 	cleared bool
@@ -57,7 +57,7 @@ func (s *Service) BaselineCPU(arch cloud.Architecture) string {
 	return s.placement.index.BaselineCPU(arch)
 }
 
-// apply applies the noted changes to the index. It waits for the searches in progress, unless there are no changes.
+// apply applies the queued changes to the index. It waits for the searches in progress, unless there are no changes.
 func (p *placement) apply() {
 	p.changing.Lock()
 	unchanged := len(p.pending) == 0 && !p.cleared
@@ -111,14 +111,14 @@ func (s *Service) Leads() bool {
 	return s.termStart != 0
 }
 
-// put notes that the host n is new or has changed. The caller must not change n afterwards.
+// put queues that the host n is new or has changed. The caller must not change n afterwards.
 func (p *placement) put(n *cloud.Node, lastSeen cloud.Time) {
 	p.changing.Lock()
 	defer p.changing.Unlock()
 	p.pending[n.ID] = hostChange{node: n, lastSeen: lastSeen}
 }
 
-// seen notes the time of a host's last heartbeat.
+// seen queues the time of a host's last heartbeat.
 func (p *placement) seen(id cloud.NodeID, at cloud.Time) {
 	p.changing.Lock()
 	defer p.changing.Unlock()
@@ -127,14 +127,14 @@ func (p *placement) seen(id cloud.NodeID, at cloud.Time) {
 	p.pending[id] = c
 }
 
-// remove notes that a host was removed.
+// remove queues the removal of a host.
 func (p *placement) remove(id cloud.NodeID) {
 	p.changing.Lock()
 	defer p.changing.Unlock()
 	p.pending[id] = hostChange{removed: true}
 }
 
-// clear notes that all hosts were removed.
+// clear queues the removal of all hosts.
 func (p *placement) clear() {
 	p.changing.Lock()
 	defer p.changing.Unlock()

@@ -8,10 +8,12 @@ type receipt[M any] struct {
 	err     error
 }
 
-// Receiver returns a function, for one goroutine, that receives the next message of a stream by calling recv, and whose wait ends with the
-// context that it is passed. The parameter ctx is the context of the stream. At most one message is received ahead. A
-// goroutine calls recv, until recv returns an error or ctx ends. On the server's side of a stream, recv returns only
-// after the handler has returned, so the handler cannot wait for this goroutine.
+// Receiver adapts a blocking recv of a stream into a function that takes a context. One goroutine at a time may call the
+// returned function. If its context ends first, it returns the error of the context, and the next call returns the
+// message. The parameter ctx is the context of the stream.
+//
+// At most one message is received ahead. A goroutine calls recv until recv returns an error or ctx ends. On the server's
+// side of a stream, recv can block until the handler has returned, so the handler cannot wait for this goroutine.
 func Receiver[M any](ctx context.Context, recv func() (M, error)) func(context.Context) (M, error) {
 	messages := make(chan receipt[M])
 	go func() {

@@ -24,7 +24,7 @@
 //
 // Names are sent between members of different versions, so the meaning of a name and the type of its request must not
 // change. Each service registers its commands in one place. A Stream is a command that only reads and sends its
-// response in pieces. An Exchange is a Stream that also receives pieces of data from its caller.
+// response in pieces. An Exchange is a bidirectional Stream: it also receives pieces of data from its caller.
 //
 // # Forwarding
 //
