@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -274,15 +275,19 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	var out, errs bytes.Buffer
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	stdout, stderr := io.Writer(&out), io.Writer(&errs)
-	if until != "" {
-		watch := onWrite(func() {
-			if strings.Contains(out.String(), until) || strings.Contains(errs.String(), until) {
+	var writing sync.Mutex // The program writes to both from several goroutines.
+	write := func(to *bytes.Buffer) io.Writer {
+		return writerFunc(func(p []byte) (int, error) {
+			writing.Lock()
+			defer writing.Unlock()
+			to.Write(p)
+			if until != "" && (strings.Contains(out.String(), until) || strings.Contains(errs.String(), until)) {
 				interrupt()
 			}
+			return len(p), nil
 		})
-		stdout, stderr = io.MultiWriter(&out, watch), io.MultiWriter(&errs, watch)
 	}
+	stdout, stderr := write(&out), write(&errs)
 	in := io.Reader(strings.NewReader(s.stdin))
 	if s.stdin == "OPEN\n" {
 		pipe, end := io.Pipe()
@@ -299,7 +304,7 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 			answer := s.answers[0]
 			s.answers = s.answers[1:]
 			require.Equal(t, secret, strings.HasPrefix(question, "Password"))
-			errs.WriteString(question + "\n")
+			_, _ = io.WriteString(stderr, question+"\n")
 			return answer, nil
 		}
 	}
@@ -324,10 +329,10 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	return text
 }
 
-// onWrite is a writer that calls itself for each write, and discards the data.
-type onWrite func()
+// writerFunc is a function that implements io.Writer.
+type writerFunc func([]byte) (int, error)
 
-func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // words splits a command line into arguments at spaces that are not between quotes, and removes the quotes.
 func words(line string) (all []string) {
