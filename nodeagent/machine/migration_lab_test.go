@@ -490,7 +490,7 @@ func TestMigrationRefused(t *testing.T) {
 	m.machine = []byte(strings.Replace(string(whole), `"memory_mib":64`, `"memory_mib":128`, 1))
 	require.NotEqual(t, whole, m.machine)
 	m.enterAt(m.target, prepare)
-	require.Contains(t, m.reports(m.target, cloud.MigrationFailed).Error, "does not match")
+	require.Contains(t, m.reports(m.target, cloud.MigrationFailed).Error, "memory, huge pages, CPU policy")
 	m.attempt++
 	m.machine = []byte(strings.Replace(string(whole), `"memory_mib":64`, `"memory_mib":64,"uefi":true`, 1))
 	m.enterAt(m.target, prepare)

@@ -332,7 +332,7 @@ func TestLaunchFails(t *testing.T) {
 		{"CPU model with options", func(_ *lab, s *Spec, _ *Files) { s.CPUModel = "max,+vmx" }, "CPU model", true},
 		{"another VM's spec", func(_ *lab, s *Spec, _ *Files) { s.ID = strings.Replace(vmID, "a", "b", 1) }, "the spec is of VM", true},
 		{"machine that this QEMU does not know", func(_ *lab, s *Spec, _ *Files) { s.Machine = "pc-q35-99.0" }, "unsupported machine type", false},
-		{"missing disk file", func(_ *lab, _ *Spec, f *Files) { f.Disks = nil }, "files of disk root", false},
+		{"missing disk file", func(_ *lab, _ *Spec, f *Files) { f.Disks = nil }, "files for disk root", false},
 		{"overlay that is opened read-only", func(l *lab, _ *Spec, f *Files) {
 			overlay, err := os.Open(f.Disks["root"].Overlay.Name())
 			require.NoError(l, err)
