@@ -119,7 +119,7 @@ bench-network: run-packages build guest
 bench-storage: test-packages build guest
 	.ci/bench-storage
 
-# bench-vm measures placements per second beside a naive scan of all hosts, and a cloud with 1,250 simulated hosts of which
+# bench-vm measures placements per second beside a naive scan of all hosts, and a cloud with 1,000 simulated hosts of which
 # 50 die at once.
 bench-vm: run-packages build guest
 	.ci/bench-vm
