@@ -188,7 +188,7 @@ func TestAgent(t *testing.T) {
 	require.Equal(t, vmv1.NodeState_NODE_STATE_READY, r.beat.GetState())
 	require.Equal(t, "host1", r.beat.GetName())
 	require.Equal(t, "n1", r.beat.GetNodeId())
-	require.Equal(t, "tcg", r.beat.GetLabels()[accelLabel])
+	require.Equal(t, "tcg", r.beat.GetLabels()["trivet/accel"])
 	require.Positive(t, r.beat.GetAllocatable().GetVcpus())
 	require.NotEmpty(t, r.facts.GetCpuModels())
 

@@ -91,7 +91,7 @@ func (c *Config) Validate() error {
 	if all == nil {
 		all = map[string]string{}
 	}
-	all[accelLabel] = string(facts.KVM) // describe adds this label too
+	all[cloud.AcceleratorLabel] = string(facts.KVM) // describe adds this label too
 	if c.Network.Encrypt {
 		all[encryptLabel] = "true"
 	}

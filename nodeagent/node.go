@@ -9,10 +9,6 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// accelLabel is the node label whose value is the accelerator of this host's guests, kvm or tcg. Placement can select
-// hosts by it.
-const accelLabel = "trivet/accel"
-
 // encryptLabel is the node label of hosts that encrypt the traffic to other hosts. Its value is true. Placement can
 // select hosts by it.
 const encryptLabel = "trivet/encrypt"
@@ -42,7 +38,7 @@ func describe(c Config, host facts.Host, accel facts.Accelerator, cpus hostCPUs)
 	if n.labels == nil {
 		n.labels = map[string]string{}
 	}
-	n.labels[accelLabel] = string(accel.Kind)
+	n.labels[cloud.AcceleratorLabel] = string(accel.Kind)
 	if c.Network.Encrypt {
 		n.labels[encryptLabel] = "true"
 	}

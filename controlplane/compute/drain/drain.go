@@ -68,7 +68,7 @@ type VM struct {
 	Error string
 }
 
-// Action is what the leader does with a VM.
+// Action names the step that the leader takes for a VM of a drained host.
 type Action uint8
 
 const (

@@ -37,7 +37,7 @@ type host struct {
 	cell     *cell
 }
 
-// class is a set of hosts of about equal size, with the same architecture and the same CPU models.
+// class is a set of hosts with the same classKey: hosts of about equal size, whose other fields of it are equal.
 type class struct {
 	classKey
 	models []string
@@ -51,6 +51,9 @@ type classKey struct {
 	architecture cloud.Architecture
 	kvm          bool
 	models       string // separated by commas
+	// ready is true if the agents report that they can run VMs, and accelerated if they run VMs with KVM and not under
+	// TCG. Only BaselineCPU uses them.
+	ready, accelerated bool
 }
 
 // cell is the set of those hosts of a class that have the same parts free: the free twentieths of vCPUs, memory,
@@ -88,7 +91,10 @@ func (ix *Index) Put(n *cloud.Node, lastSeen cloud.Time) {
 	sameModels := h.class != nil && slices.Equal(h.class.models, n.CPUModels)
 	h.node, h.lastSeen = *n, lastSeen
 	h.free = n.Free()
-	key := classKey{architecture: n.Architecture, kvm: slices.Contains(n.Hypervisors, cloud.KVM)}
+	key := classKey{
+		architecture: n.Architecture, kvm: slices.Contains(n.Hypervisors, cloud.KVM), ready: n.Declared == cloud.NodeReady,
+		accelerated: n.Labels[cloud.AcceleratorLabel] == cloud.AcceleratorKVM,
+	}
 	if sameModels {
 		key.models = h.class.classKey.models
 	} else {
@@ -150,22 +156,18 @@ func (ix *Index) Clear() { *ix = *NewIndex() }
 // or of all hosts if arch is unspecified. Hosts that cannot run VMs according to their agents do not count. If there are
 // hosts with KVM, hosts without KVM do not count either, because they offer other models.
 func (ix *Index) BaselineCPU(arch cloud.Architecture) string {
-	kvm, others := map[*class]bool{}, map[*class]bool{}
-	for _, h := range ix.hosts {
+	var offers, emulated [][]string
+	for _, c := range ix.classes {
 		switch {
-		case h.node.Declared != cloud.NodeReady || h.class.otherArchitecture(&Request{Architecture: arch}):
-		case h.node.Labels[cloud.AcceleratorLabel] == cloud.AcceleratorKVM:
-			kvm[h.class] = true
+		case !c.ready || c.otherArchitecture(&Request{Architecture: arch}):
+		case c.accelerated:
+			offers = append(offers, c.models)
 		default:
-			others[h.class] = true
+			emulated = append(emulated, c.models)
 		}
 	}
-	if len(kvm) == 0 {
-		kvm = others
-	}
-	var offers [][]string
-	for c := range kvm {
-		offers = append(offers, c.models)
+	if len(offers) == 0 {
+		offers = emulated
 	}
 	return cloud.BaselineCPU(offers)
 }

@@ -47,8 +47,8 @@ func MigratableLater(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (stri
 }
 
 // SetHosts updates the volumes of a VM after a step of its migration (see cloud.Volume.SetHosts). The parameters node
-// and other are VM.Node and VM.OtherHost. Both hosts get the volumes. A host that is neither of the two is told to
-// forget them. It still has a process with the volumes open until it has destroyed the VM.
+// and other are VM.Node and VM.OtherHost. Both hosts get the volumes. The assignment of any other host
+// makes it forget them. It still has a process with the volumes open until it has destroyed the VM.
 func SetHosts(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, ids []cloud.VolumeID, node, other cloud.NodeID) error {
 	for _, id := range ids {
 		v, err := Lookup(tx, t, id)
