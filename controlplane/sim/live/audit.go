@@ -56,7 +56,7 @@ func newAudit(f *fleet) *witness {
 // revision is checked when the first of the members delivers it.
 func (a *witness) follow(p *process) {
 	a.mu.Lock()
-	w := p.engine.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
+	w := p.engine.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: a.next})
 	a.mu.Unlock()
 	p.work.Go(func() {
 		defer w.Close()
@@ -174,8 +174,8 @@ func (a *witness) change(e watch.Event) error {
 		if err != nil {
 			return err
 		}
-		if e.Prev != nil {
-			return fmt.Errorf("the name %s is taken from %s for %s", parts[2], a.names[parts[2]], *id)
+		if other, taken := a.names[parts[2]]; taken {
+			return fmt.Errorf("the name %s is taken from %s for %s", parts[2], other, *id)
 		}
 		a.names[parts[2]] = *id
 	case "volume", "bound-volume", "shared-pool":

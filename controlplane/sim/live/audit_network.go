@@ -73,7 +73,7 @@ func (n *networkRecords) change(e watch.Event, parts []string) (err error) {
 	if _, ok := n.numbers[parts[0]]; ok {
 		if deleted {
 			n.numbers[parts[0]]--
-		} else if e.Prev == nil {
+		} else if e.KV.Version == 1 {
 			n.numbers[parts[0]]++
 		}
 	}

@@ -110,6 +110,9 @@ type fleet struct {
 	image    cloud.ImageID
 	lateness int    // the percentage of reports that arrive a second time, late
 	tail     uint64 // consensus.Limits.TailEntries
+	// flushBytes is StateMachineOptions.FlushBytes of the members. With 1, every change is flushed, which is slow. With
+	// the largest value, a restarted member applies most of its log again.
+	flushBytes int64
 
 	net          *fabric
 	slots        []*memberSlot
@@ -150,6 +153,7 @@ func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 		}
 		began := time.Now()
 		f.tail = 8 << f.rng.IntN(5)
+		f.flushBytes = []int64{1, 8 << 10, 32 << 10, 64 << 10, 256 << 10}[seed%5]
 		f.trace = sim.NewTrace(func() string { return fmt.Sprintf("%8.3f", time.Since(began).Seconds()) })
 		f.log = slog.New(slog.NewTextHandler(logged{f.trace}, &slog.HandlerOptions{Level: slog.LevelInfo}))
 		if err := f.run(dir); err != nil {

@@ -111,10 +111,12 @@ func (s *memberSlot) current() *process {
 func (p *process) build() (err error) {
 	s, f := p.s, p.s.f
 	log := f.log.With("member", s.id)
-	if p.engine, err = mvcc.Open(s.disk, layout.SystemName, mvcc.Options{Logger: log, CacheBytes: 1 << 20, MemTableBytes: 1 << 20}); err != nil {
+	if p.engine, err = mvcc.Open(s.disk, layout.SystemName, mvcc.Options{
+		Logger: log, CacheBytes: 1 << 20, MemTableBytes: 1 << 20, KeyIndex: true, ValueCacheBytes: 1 << 20,
+	}); err != nil {
 		return err
 	}
-	p.machine = store.NewStateMachine(p.engine, store.StateMachineOptions{FlushBytes: 1})
+	p.machine = store.NewStateMachine(p.engine, store.StateMachineOptions{FlushBytes: f.flushBytes})
 	p.mesh = &mesh{p}
 	host, err := consensus.Open(consensus.Options{
 		ID: s.id, Members: memberIDs, Dir: layout.RaftDir, FS: s.disk, Transport: p.mesh, Log: log, ElectionTicks: 10,
