@@ -119,8 +119,10 @@ bench-network: run-packages build guest
 bench-storage: test-packages build guest
 	.ci/bench-storage
 
-# bench-vm measures placements per second beside a naive scan of all hosts, and a cloud with 1,000 simulated hosts of which
+# bench-vm measures placements per second beside a naive scan of all hosts, migrations beside QEMU by hand and
+# `virsh migrate`, the creation of 100 VMs at a fixed rate beside libvirt, and a cloud with 1,000 simulated hosts of which
 # 50 die at once.
 bench-vm: run-packages build guest
 	.ci/bench-vm
-	.ci/bench -run scale
+	.ci/bench-migration
+	.ci/bench -run rate,scale

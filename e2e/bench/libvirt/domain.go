@@ -21,6 +21,11 @@ type Domain struct {
 	Kernel, Initrd, Cmdline string
 	// Disk is the path of the disk's QCOW2 file. Base is the path of its backing file, or "" for none.
 	Disk, Base string
+	// Raw means that Disk is a raw file without a backing file, which is opened without the page cache.
+	Raw bool
+	// Bridge is the name of the bridge to which the network interface is attached, and MAC the address of the interface.
+	// If Bridge is "", there is no interface.
+	Bridge, MAC string
 	// Serial is the file that receives the output of the serial port.
 	Serial string
 	// Ports is the number of PCIe root ports, to which the devices are attached.
@@ -62,7 +67,11 @@ func (d Domain) XML() string {
 	b.WriteString(cpu + "\n")
 	add("<clock offset='utc'/><on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>")
 	add("<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>")
-	add("<disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='writeback' discard='unmap'/><source file='%s'/>", d.Disk)
+	format, cache := "qcow2", "writeback"
+	if d.Raw {
+		format, cache = "raw", "none"
+	}
+	add("<disk type='file' device='disk'><driver name='qemu' type='%s' cache='%s' discard='unmap'/><source file='%s'/>", format, cache, d.Disk)
 	if d.Base != "" {
 		add("<backingStore type='file'><format type='qcow2'/><source file='%s'/><backingStore/></backingStore>", d.Base)
 	} else {
@@ -77,6 +86,9 @@ func (d Domain) XML() string {
 		add("<controller type='pci' index='%d' model='pcie-root-port'/>", i+1)
 	}
 	add("<controller type='usb' model='none'/>")
+	if d.Bridge != "" {
+		add("<interface type='bridge'><source bridge='%s'/><mac address='%s'/><model type='virtio'/></interface>", d.Bridge, d.MAC)
+	}
 	add("<serial type='file'><source path='%s'/></serial>", d.Serial)
 	add("<memballoon model='virtio' freePageReporting='on'/>")
 	add("<rng model='virtio'><backend model='builtin'/></rng><panic model='isa'/>")

@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 )
 
@@ -105,12 +106,20 @@ group = "root"
 security_driver = "none"
 `
 
+// daemonSettings has a verb for the UUID of the host. libvirt refuses to migrate guests between hosts with the same UUID.
+const daemonSettings = `host_uuid = "%s"
+`
+
 // startWithin is the timeout of Start. libvirtd runs QEMU to query its capabilities before it serves.
 const startWithin = time.Minute
 
 // Start starts virtlogd and libvirtd and waits until virsh can connect. Their logs are written to dir.
 func Start(ctx context.Context, dir string) (*Daemon, error) {
 	if err := os.WriteFile("/etc/libvirt/qemu.conf", []byte(settings), 0o644); err != nil {
+		return nil, err
+	}
+	daemon := fmt.Sprintf(daemonSettings, uuid.NewString())
+	if err := os.WriteFile("/etc/libvirt/libvirtd.conf", []byte(daemon), 0o644); err != nil {
 		return nil, err
 	}
 	d := &Daemon{dir: dir}
@@ -146,7 +155,8 @@ func (d *Daemon) run(name string) error {
 		return err
 	}
 	d.logs = append(d.logs, log)
-	cmd := exec.Command("/usr/sbin/" + name)
+	// The default pid files are not in the directories that Mount has mounted.
+	cmd := exec.Command("/usr/sbin/"+name, "--pid-file", "/run/libvirt/trivet-bench-"+name+".pid")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
