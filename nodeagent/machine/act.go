@@ -110,7 +110,7 @@ func (v *VM) act(ctx context.Context, p Plan, want *agentv1.AssignedVm) error {
 		return v.changeDisk(ctx, a, p.Disk, want)
 	case Destroy:
 		return v.destroy(ctx)
-	case BeginTransfer, SendState, CompleteDisks, HandOver, CancelTransfer, EndTransfer, Receive, Arrive, RecordFailure, Settle:
+	case BeginTransfer, SendState, StopGuest, CompleteDisks, HandOver, CancelTransfer, EndTransfer, Receive, Arrive, RecordFailure, Settle:
 		return v.actMigration(ctx, p, want)
 	}
 	return fmt.Errorf("no such action: %d", a)

@@ -15,6 +15,8 @@ type Migrations struct {
 	// Outgoing is the last attempt that this host has begun as the source. The attempt has ended if Cancelled is not
 	// smaller.
 	Outgoing uint64 `json:"outgoing,omitempty"`
+	// Running is the last attempt whose memory is sent while the guest runs.
+	Running uint64 `json:"running,omitempty"`
 	// Copied is the last attempt whose disks were copied to the target completely.
 	Copied uint64 `json:"copied,omitempty"`
 	// HandedOver is the last attempt whose guest may run at the target. If HandedOver is greater than Cancelled, the
@@ -57,6 +59,15 @@ type Transfer struct {
 	Failure string
 	// Held means that QEMU must not run the guest because of a migration (see qemu.ErrMigrating).
 	Held bool
+	// Running means that QEMU sends memory, or has begun to, while the guest runs. Memory is then the progress.
+	Running bool
+	Memory  memory
+	// MaxDowntime is the host's setting for the maximum time for which the rest of the memory may be sent while the guest
+	// is stopped.
+	MaxDowntime time.Duration
+	// Stopped means that the source has stopped the guest before QEMU had sent its memory. Without it, the source must
+	// not hand the guest over (see qemu.ErrGuestRan). Ending means that this agent has executed StopGuest completely.
+	Stopped, Ending bool
 	// Tunnel means that the tunnel process of the attempt is running.
 	Tunnel bool
 	// StalledFor is the time since the number of transferred bytes last changed. SwitchoverFor is the time since this
@@ -74,8 +85,8 @@ func (t Transfer) active() bool {
 }
 
 // left reports whether the QEMU of a source still has parts of a migration: a stopped guest, a transfer of memory, or
-// copies of disks.
-func (t Transfer) left() bool { return t.Held || t.active() || t.Mirrors > 0 }
+// copies of disks. A tunnel process is also such a part.
+func (t Transfer) left() bool { return t.Held || t.active() || t.Mirrors > 0 || t.Tunnel }
 
 const (
 	// switchoverWait is the maximum time for which a source with a stopped guest waits for the switchover. After that
@@ -86,6 +97,8 @@ const (
 	stallTimeout = 30 * time.Second
 	// transferInterval is the time between two observations of a VM during a transfer.
 	transferInterval = 200 * time.Millisecond
+	// memoryInterval is the time between two observations of a VM whose memory is sent while the guest runs.
+	memoryInterval = 50 * time.Millisecond
 )
 
 // planMigration returns the plan for a VM with a migration, or with parts of an earlier one. If ok is false, the caller
@@ -184,7 +197,8 @@ func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Wait = pollInterval
 	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || want.GetRolledBackAttempt() == r.HandedOver:
 		p.Action, p.Reason = CancelTransfer, "the target failed after the switchover"
-	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER && o.Transfer.Status == "pre-switchover":
+	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER && o.Transfer.Status == "pre-switchover" &&
+		o.Transfer.Stopped:
 		p.Action = HandOver // The agent has ended, or QEMU has not answered, after the record was written.
 	case o.Transfer.active():
 		p.Wait = transferInterval
@@ -212,6 +226,10 @@ func planSending(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Action = CompleteDisks
 	case t.Status == "" && t.Ready:
 		p.Action = SendState
+	case t.Running && t.Status == "active" && !t.Ending && (t.Held || t.Memory.mustStop(maxDowntime(m, t))):
+		p.Action = StopGuest
+	case t.Running && t.Status == "active":
+		p.Wait = memoryInterval
 	}
 	return p
 }
@@ -237,6 +255,8 @@ func cancelReason(want *agentv1.AssignedVm, o Observation, atSwitchover bool) st
 		return ""
 	case t.Status != "" && t.Status != "pre-switchover" && !t.active():
 		return "QEMU ended the transfer: " + t.Status
+	case t.Status == "pre-switchover" && !t.Stopped && !mutant.On(mutant.HandOverRunning):
+		return "QEMU had sent the memory before the agent could stop the guest"
 	case t.Mirrors < t.Disks && r.Copied != r.Outgoing:
 		return "the copies of the disks were interrupted"
 	case commit && !atSwitchover:

@@ -7,6 +7,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -58,6 +59,14 @@ func (h *paper) transferred(t *testing.T, d *datadriven.TestData) {
 		tr.Failure = "a disk could not be copied"
 	case "untunneled":
 		tr.Tunnel = false
+	case "running": // The host sends the memory of running guests, and QEMU has sent enough of it.
+		h.sendsRunning = true
+	case "early": // QEMU has sent the memory before the guest was stopped.
+		tr.Status, h.s.Guest = "pre-switchover", Paused
+	case "little": // Little memory remains.
+		tr.Memory = memory{known: true, rate: 1 << 30, now: qemu.Memory{Pass: 2, Remaining: 1 << 20}}
+	case "marked": // The guest is stopped, but the agent has ended before it has changed QEMU's downtime limit.
+		tr.Held, tr.Stopped, h.s.Guest = true, true, Paused
 	default:
 		d.Fatalf(t, "unknown event %q", what)
 	}
@@ -72,7 +81,14 @@ func (h *paper) doMigration(p Plan) {
 		r.Migration.Outgoing = attempt
 		tr.Disks, tr.Mirrors = 1, 1
 	case SendState:
-		tr.Held, tr.Status, h.s.Guest, h.s.Trouble = true, "active", Paused, ""
+		tr.Status = "active"
+		if h.sendsRunning {
+			r.Migration.Running, tr.Running = attempt, true
+			break
+		}
+		tr.Held, tr.Stopped, h.s.Guest, h.s.Trouble = true, true, Paused, ""
+	case StopGuest:
+		tr.Held, tr.Stopped, tr.Ending, h.s.Guest, h.s.Trouble = true, true, true, Paused, ""
 	case CompleteDisks:
 		r.Migration.Copied, tr.Mirrors = r.Migration.Outgoing, 0
 	case HandOver:
@@ -83,7 +99,7 @@ func (h *paper) doMigration(p Plan) {
 		}
 		r.Migration.Cancelled, r.Migration.Error = r.Migration.Outgoing, p.Reason
 	case EndTransfer:
-		if tr.Held {
+		if tr.Held || tr.Running { // A guest that was not stopped is resumed by QEMU.
 			h.s.Guest = Running
 		}
 		*tr = Transfer{}
@@ -126,14 +142,17 @@ func migrationViolation() string {
 	for _, want := range wants {
 		for guest := None; guest <= OrphanProcess; guest++ {
 			for _, status := range []string{"", "active", "pre-switchover", "completed", "failed"} {
-				for bits := range 1 << 8 {
+				for bits := range 1 << 9 {
+					if status != "pre-switchover" && bits>>8 != 0 {
+						break
+					}
 					s := Observation{Exists: true, Guest: guest, Recoverable: true, PausedFor: resumeAfter, OffFor: 0, PressedFor: -1, RebootFor: -1}
 					bit := func(n int) uint64 { return uint64(bits >> n & 1) }
 					s.Record = Record{Built: true, Live: guest != None, StartsDone: 1 + bit(7), ResetsDone: bit(7), RebootsBegun: 1, RebootsDone: 1, Migration: Migrations{
 						Outgoing: bit(0), Copied: bit(1) & bit(0), HandedOver: bit(2) & bit(1) & bit(0), Cancelled: bit(3) & bit(0),
 						Incoming: bit(4), Committed: bit(5) & bit(4), Failed: bit(6) &^ bit(4),
 					}}
-					s.Transfer = Transfer{Status: status, Held: guest == Paused, Tunnel: true}
+					s.Transfer = Transfer{Status: status, Held: guest == Paused, Tunnel: true, Stopped: bit(8) == 0}
 					if broken := migrationRule(want, s, NextAction(want, s)); broken != "" {
 						return fmt.Sprintf("%s: desired %v, observed %+v, plan %+v", broken, want, s, NextAction(want, s))
 					}
@@ -163,10 +182,12 @@ func migrationRule(want *agentv1.AssignedVm, s Observation, p Plan) string {
 		return "the target records a failure while its QEMU has a process"
 	case p.Action == HandOver && !(switchover && m.GetAttempt() == r.Outgoing):
 		return "the source hands the guest over before the switchover is committed"
-	case (p.Action == HandOver || p.Action == SendState || p.Action == CompleteDisks) && r.Outgoing <= r.Cancelled:
+	case (p.Action == HandOver || p.Action == SendState || p.Action == StopGuest || p.Action == CompleteDisks) && r.Outgoing <= r.Cancelled:
 		return "the source continues an attempt that it has cancelled"
 	case p.Action == BeginTransfer && m.GetAttempt() <= r.Cancelled:
 		return "the source begins an attempt that it has cancelled"
+	case p.Action == HandOver && !s.Transfer.Stopped:
+		return "the source hands over a guest that was not stopped before QEMU had sent its memory"
 	case p.Action == HandOver && (s.Transfer.Status != "pre-switchover" || r.Copied != r.Outgoing):
 		return "the source hands the guest over before everything is sent"
 	case target && (boots || p.Action == ResumeAfterDiskError || p.Action == Reset):

@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MigrationOptions are the settings and functions with which a host takes part in migrations. All are required.
+// MigrationOptions are the settings and functions with which a host takes part in migrations. Those without another
+// comment are required.
 type MigrationOptions struct {
 	// Command starts a tunnel process. The program must call tunnel.Main.
 	Command []string
@@ -21,6 +22,15 @@ type MigrationOptions struct {
 	// the last port that they use.
 	Address             func() (string, error)
 	FirstPort, LastPort uint16
+	// MaxDowntime is the maximum time for which the rest of the memory may be sent while the guest is stopped, if the
+	// control plane sets none. 0 means defaultMaxDowntime.
+	MaxDowntime time.Duration
+	// MaxBytesPerSecond is the maximum rate of a transfer, if the control plane sets none. 0 means no limit.
+	MaxBytesPerSecond uint64
+	// SendRunning makes the host send the memory of all guests while they run. Without it, the host does so only for
+	// guests under KVM. It is for tests with an idle guest: under TCG, QEMU does not copy the memory of a running guest
+	// correctly if the guest writes to it.
+	SendRunning bool
 }
 
 const (
@@ -41,13 +51,15 @@ type transfer struct {
 	address string // address of the tunnel of a target
 	// sent and total are the progress in bytes, and movedAt is when they last changed. shownSent is the value of sent
 	// in the last report, and shownAt is when it was set. readyAt is when the source became ready for the switchover.
-	// stoppedAt is when SendState stopped the guest, and downtime is the time from then until the target had the
-	// complete state.
-	sent, total        uint64
+	// stoppedAt is when the source stopped the guest, and downtime is the time from then until the target had the complete
+	// state. moved is the number of bytes of memory that were sent in all passes. ending is Transfer.Ending.
+	sent, total, moved uint64
 	shownSent          uint64
 	movedAt, shownAt   time.Time
 	readyAt, stoppedAt time.Time
 	downtime           time.Duration
+	ending             bool
+	memory             memory
 }
 
 // observeTransfer updates v.transfer, and returns the observed state of a migration on the host. If QEMU does not
@@ -61,7 +73,14 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		v.transfer = transfer{attempt: attempt}
 	}
 	t := &v.transfer
-	out := Transfer{Failure: t.failure, Held: v.process.Migrating(), Disks: len(v.process.Record().Spec.CopiedDisks())}
+	out := Transfer{Failure: t.failure, Held: v.process.Migrating(), Disks: len(v.process.Record().Spec.CopiedDisks()),
+		Running: r.Running != 0 && r.Running == r.Outgoing, Ending: t.ending}
+	if o := v.set.o.Migration; o != nil {
+		out.MaxDowntime = o.MaxDowntime
+	}
+	if r.Outgoing != 0 {
+		t.stoppedAt, out.Stopped = v.process.StoppedForMigration()
+	}
 	if s, running, err := tunnel.Find(v.home.Migration()); err == nil && running && s.Attempt == t.attempt {
 		out.Tunnel, t.address = true, s.Address
 	}
@@ -81,7 +100,7 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 	out.Status, out.Mirrors, out.Ready = m.Status, len(m.Mirrors), len(m.Mirrors) == out.Disks
 	// A QEMU that was the target of an earlier migration reports the status of that migration until it sends memory
 	// itself.
-	if m.Status == "none" || r.sending() && !out.Held && !m.Active() {
+	if m.Status == "none" || r.sending() && !out.Held && !out.Running && !m.Active() {
 		out.Status = ""
 	}
 	for _, one := range m.Mirrors {
@@ -93,8 +112,12 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 	if out.Failure == "" && out.Status == "failed" && r.sending() {
 		out.Failure = brief(fmt.Errorf("QEMU could not send the state of the guest: %s", m.Error))
 	}
-	if m.SentBytes != t.sent || m.TotalBytes != t.total {
-		t.sent, t.total, t.movedAt = m.SentBytes, m.TotalBytes, time.Now()
+	if m.SentBytes != t.sent || m.TotalBytes != t.total || m.Memory.Sent != t.moved {
+		t.sent, t.total, t.moved, t.movedAt = m.SentBytes, m.TotalBytes, m.Memory.Sent, time.Now()
+	}
+	if out.Running && out.Status == "active" {
+		t.memory.observe(m.Memory, time.Now())
+		out.Memory = t.memory
 	}
 	ready := m.Status == "pre-switchover" && r.Copied == r.Outgoing
 	switch {
@@ -132,7 +155,8 @@ func (v *VM) reportMigration(want *agentv1.AssignedVm, p Plan) *cloud.MigrationO
 		o.Error = v.record.Migration.Error
 	case cloud.MigrationTransferring, cloud.MigrationAtSwitchover, cloud.MigrationHandedOver:
 		if time.Since(t.shownAt) >= progressInterval || p.Migration != cloud.MigrationTransferring {
-			t.shownSent, t.shownAt = t.sent, time.Now()
+			// In each further pass over the memory, t.sent begins at a smaller number.
+			t.shownSent, t.shownAt = max(t.shownSent, t.sent), time.Now()
 		}
 		o.TotalBytes, o.SentBytes, o.DowntimeMS = t.total, t.shownSent, uint32(t.downtime.Milliseconds())
 	}
@@ -164,7 +188,11 @@ func (v *VM) actMigration(ctx context.Context, p Plan, want *agentv1.AssignedVm)
 		v.transfer = transfer{attempt: attempt}
 		return v.fail(ctx, v.beginTransfer(ctx, want.GetMigration()))
 	case SendState:
-		return v.fail(ctx, v.sendState(ctx, want.GetMigration().GetMaxBytesPerSecond()))
+		return v.sendState(ctx, want.GetMigration())
+	case StopGuest:
+		err := v.process.StopGuest(ctx)
+		v.transfer.ending = err == nil
+		return v.fail(ctx, err)
 	case CompleteDisks:
 		if err := v.process.EndMirrors(ctx); err != nil {
 			return v.fail(ctx, err)

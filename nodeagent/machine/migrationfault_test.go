@@ -53,8 +53,18 @@ func TestMigrationAfterFaults(t *testing.T) {
 		},
 		"the guest is handed over again if QEMU has not begun": {
 			want: assigned(source, 7, switchover), have: Observation{Guest: Paused,
-				Record: record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}), Transfer: Transfer{Status: "pre-switchover", Held: true}},
+				Record: record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}), Transfer: Transfer{Status: "pre-switchover", Held: true, Stopped: true}},
 			action: HandOver, migration: cloud.MigrationHandedOver,
+		},
+		"a guest that ran until its memory was sent is not handed over": {
+			want: assigned(source, 7, switchover), have: Observation{Guest: Paused,
+				Record: record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}), Transfer: Transfer{Status: "pre-switchover", Held: true}},
+			migration: cloud.MigrationHandedOver,
+		},
+		"a tunnel of a cancelled attempt is ended": {
+			want: assigned(source, 7, transferIt), have: Observation{Guest: Running,
+				Record: record(Migrations{Outgoing: 7, Cancelled: 7, Running: 7}), Transfer: Transfer{Status: "failed", Running: true, Tunnel: true}},
+			action: EndTransfer, migration: cloud.MigrationCancelled,
 		},
 	} {
 		p := NextAction(c.want, c.have)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
@@ -31,20 +32,40 @@ func (v *VM) beginTransfer(ctx context.Context, m *agentv1.AssignedMigration) er
 	if err != nil {
 		return err
 	}
-	return v.process.BeginMirrors(ctx, m.GetMaxBytesPerSecond(), func(ctx context.Context, disk string) (*os.File, error) {
+	return v.process.BeginMirrors(ctx, v.maxRate(m), func(ctx context.Context, disk string) (*os.File, error) {
 		return tunnel.Dial(ctx, v.home.Migration(), disk)
 	})
 }
 
-// sendState stops the guest and makes QEMU send its state through the tunnel.
-func (v *VM) sendState(ctx context.Context, rate uint64) error {
+// maxRate returns the maximum rate of the transfer in bytes per second, or 0 if there is no limit.
+func (v *VM) maxRate(m *agentv1.AssignedMigration) uint64 {
+	if rate := m.GetMaxBytesPerSecond(); rate > 0 {
+		return rate
+	}
+	return v.set.o.Migration.MaxBytesPerSecond
+}
+
+// sendState makes QEMU send the guest's state through the tunnel. A guest under TCG is stopped first.
+func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error {
+	o := v.set.o.Migration
+	if o == nil {
+		return v.fail(ctx, errNoMigration)
+	}
+	send := v.process.SendState
+	if v.process.Record().Spec.Accel == qemu.KVM || o.SendRunning {
+		r := v.record
+		r.Migration.Running = r.Migration.Outgoing
+		if err := v.write(r); err != nil {
+			return err
+		}
+		send = v.process.SendRunning
+	}
 	stream, err := tunnel.Dial(ctx, v.home.Migration(), tunnel.Memory)
 	if err != nil {
-		return err
+		return v.fail(ctx, err)
 	}
 	defer stream.Close()
-	v.transfer.stoppedAt = time.Now()
-	return v.process.SendState(ctx, rate, stream)
+	return v.fail(ctx, send(ctx, v.maxRate(m), stream))
 }
 
 // endTransfer removes all parts of a cancelled migration from the host and from QEMU, and resumes the guest if the

@@ -20,7 +20,7 @@ func TestMutants(t *testing.T) {
 	}
 	mutant.Set("")
 	require.Empty(t, migrationViolation())
-	for _, name := range []string{mutant.RunUncommitted, mutant.RunHandedOver, mutant.ContinueCancelled, mutant.SwitchUncommitted} {
+	for _, name := range []string{mutant.RunUncommitted, mutant.RunHandedOver, mutant.ContinueCancelled, mutant.SwitchUncommitted, mutant.HandOverRunning} {
 		mutant.Set(name)
 		require.NotEmpty(t, migrationViolation(), name)
 	}

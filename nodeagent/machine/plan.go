@@ -98,7 +98,8 @@ const (
 	RecordLeaseRule             // write to the record whether the VM must be off after the host's lease has ended
 	Destroy                     // end the VM's processes and remove its files
 	BeginTransfer               // record that the source begins a migration, then copy the disks to the target
-	SendState                   // stop the guest and send its memory to the target
+	SendState                   // begin to send the guest's memory to the target
+	StopGuest                   // stop the guest, so that QEMU sends the rest of its memory
 	CompleteDisks               // end the copies of the disks, and record that they are complete
 	HandOver                    // record that the guest may run at the target, then send the rest of its state
 	CancelTransfer              // record that the source cancels a migration
@@ -113,7 +114,7 @@ func (a Action) String() string {
 	return [...]string{"", "build disks", "start", "resume", "press power button", "power off", "record exit",
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "attach network interface",
 		"detach network interface", "attach disk", "detach disk", "resize disk", "flatten disk", "take back disk", "record lease rule", "destroy",
-		"begin transfer", "send state", "complete disks", "hand over", "cancel transfer", "end transfer", "receive guest", "continue guest", "record failure",
+		"begin transfer", "send state", "stop guest", "complete disks", "hand over", "cancel transfer", "end transfer", "receive guest", "continue guest", "record failure",
 		"end migration"}[a]
 }
 

@@ -112,6 +112,8 @@ type paper struct {
 	s        Observation
 	fails    map[string]string
 	launches int
+	// sendsRunning means that the host sends the memory of guests while they run.
+	sendsRunning bool
 }
 
 func newPaper() *paper {
@@ -162,6 +164,7 @@ func (h *paper) end(exit cloud.Exit) {
 func (h *paper) restart() {
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 	h.s.Error, h.s.Refused = "", false
+	h.s.Transfer.Ending, h.s.Transfer.Memory = false, memory{}
 	if h.s.Guest == Paused {
 		h.s.PausedFor = 0
 	}

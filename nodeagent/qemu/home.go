@@ -343,7 +343,7 @@ func (h *Home) begin(r Record) error {
 		return err
 	}
 	if r.Incoming {
-		if err := h.setMigrating(); err != nil {
+		if err := h.setMigrating(""); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,17 +18,42 @@ import (
 // ErrMigrating means that the guest must not run because of a migration. ResumeMigrated ends this state.
 var ErrMigrating = errors.New("the guest is stopped by a migration")
 
-// migratingName is the name of a file in the VM's home. The file exists while QEMU must not run the guest because of a
-// migration. At the source, SendState creates it. At the target, LaunchIncoming creates it. ResumeMigrated removes it.
-// Without the file, a later agent could not distinguish such a guest from one that was stopped for a snapshot, and
-// would resume it.
-const migratingName = "migrating"
+// ErrGuestRan means that a source must not hand its guest over, because the guest may have run until QEMU had sent all
+// of its memory. If such a QEMU cannot send the last part of the state, it resumes the guest by itself.
+var ErrGuestRan = errors.New("the guest was not stopped before QEMU had sent its memory")
 
-func (h *Home) setMigrating() error {
-	if err := os.WriteFile(h.path(migratingName), nil, 0o600); err != nil {
+// migratingName is the name of a file in the VM's home. The file exists while QEMU must not run the guest because of a
+// migration. At the source, SendState and StopGuest create it. At the target, LaunchIncoming creates it. ResumeMigrated
+// removes it. Without the file, a later agent could not distinguish such a guest from one that was stopped for a
+// snapshot, and would resume it.
+//
+// At the source, the content of the file is stoppedMark after QEMU has confirmed that the guest is stopped, and that it
+// had not yet sent all of its memory. Before that, and at the target, the file is empty.
+const (
+	migratingName = "migrating"
+	stoppedMark   = "stopped\n"
+)
+
+// setMigrating creates or replaces the file migratingName.
+func (h *Home) setMigrating(content string) error {
+	if err := os.WriteFile(h.path(migratingName), []byte(content), 0o600); err != nil {
 		return fmt.Errorf("record that a migration stops the guest: %w", err)
 	}
 	return nil
+}
+
+// stoppedSince returns the time at which the guest of a source was stopped for a migration. It returns false if the
+// file migratingName does not say that the guest is stopped, or cannot be read.
+func (h *Home) stoppedSince() (time.Time, bool) {
+	content, err := os.ReadFile(h.path(migratingName))
+	if err != nil || string(content) != stoppedMark {
+		return time.Time{}, false
+	}
+	info, err := os.Stat(h.path(migratingName))
+	if err != nil {
+		return time.Time{}, false
+	}
+	return info.ModTime(), true
 }
 
 func (h *Home) migrating() (bool, error) {
@@ -110,8 +136,25 @@ type Migration struct {
 	// TotalBytes is the size of the disks and the memory that the source sends. SentBytes is how much of it has been
 	// sent.
 	TotalBytes, SentBytes uint64
-	DowntimeMS            uint64
 	Mirrors               []Mirror
+	Memory                Memory
+}
+
+// Memory is the progress of a source that sends the guest's memory.
+type Memory struct {
+	// Elapsed is the time since QEMU began to send.
+	Elapsed time.Duration
+	// Pass counts the passes over the memory. Each pass sends the pages that the guest has written during the pass before
+	// it. The first pass sends all pages.
+	Pass uint64
+	// Remaining is the part of the present pass that has not been sent, in bytes. Sent is the number of bytes that QEMU
+	// has written to the stream in all passes.
+	Remaining, Sent uint64
+	// DirtyRate is the number of bytes per second in pages that the guest writes. QEMU measures it once a second at most,
+	// from the second pass on.
+	DirtyRate uint64
+	// Rate is the number of bytes per second that QEMU has sent in its last interval of 100 ms.
+	Rate uint64
 }
 
 // Mirror is a job of the source that copies a disk to the target.
@@ -148,12 +191,17 @@ func (p *Process) Migration(ctx context.Context) (m Migration, err error) {
 
 func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 	var info struct {
-		Status   string `json:"status"`
-		Error    string `json:"error-desc"`
-		Downtime uint64 `json:"downtime"`
-		RAM      struct {
-			Total     uint64 `json:"total"`
-			Remaining uint64 `json:"remaining"`
+		Status  string `json:"status"`
+		Error   string `json:"error-desc"`
+		Elapsed uint64 `json:"total-time"` // in milliseconds
+		RAM     struct {
+			Total       uint64  `json:"total"`
+			Remaining   uint64  `json:"remaining"`
+			Transferred uint64  `json:"transferred"`
+			Pass        uint64  `json:"dirty-sync-count"`
+			DirtyPages  uint64  `json:"dirty-pages-rate"`
+			PageSize    uint64  `json:"page-size"`
+			Mbps        float64 `json:"mbps"`
 		} `json:"ram"`
 	}
 	if err := conn.Do(ctx, "query-migrate", nil, &info); err != nil {
@@ -161,7 +209,11 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 		// configure. There is no migration then.
 		return Migration{}, refused(err)
 	}
-	m := Migration{Status: info.Status, Error: printable(info.Error, 300), DowntimeMS: info.Downtime}
+	m := Migration{Status: info.Status, Error: printable(info.Error, 300)}
+	m.Memory = Memory{
+		Elapsed: time.Duration(info.Elapsed) * time.Millisecond, Pass: info.RAM.Pass, Remaining: info.RAM.Remaining,
+		Sent: info.RAM.Transferred, DirtyRate: info.RAM.DirtyPages * info.RAM.PageSize, Rate: uint64(max(info.RAM.Mbps, 0) * 1e6 / 8),
+	}
 	m.TotalBytes, m.SentBytes = info.RAM.Total, info.RAM.Total-min(info.RAM.Remaining, info.RAM.Total)
 	var jobs []struct {
 		Device string `json:"device"`
@@ -186,15 +238,18 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 	return m, nil
 }
 
-// migrationCapabilities are set on both sides. With return-path, the source reports a migration as completed only after
-// the target has confirmed that it has the state. With pause-before-switchover, the source waits for the command
-// migrate-continue before it closes the disks and sends the last part of the state.
-var migrationCapabilities = []string{"return-path", "pause-before-switchover", "events"}
-
-func setCapabilities(ctx context.Context, conn *qmp.Conn) error {
+// setCapabilities sets the capabilities of a migration. With return-path, the source reports a migration as completed
+// only after the target has confirmed that it has the state. With pause-before-switchover, the source waits for the
+// command migrate-continue before it closes the disks and sends the last part of the state. With auto-converge, the
+// source slows the CPUs of a guest that writes memory faster than QEMU sends it. The capability events is not set,
+// because QEMU would send an event for each pass over the memory of an idle guest: thousands a second. The parameter
+// bitmaps sets dirty-bitmaps, with which addHold works.
+func setCapabilities(ctx context.Context, conn *qmp.Conn, bitmaps bool) error {
 	var all []object
-	for _, name := range migrationCapabilities {
-		all = append(all, object{"capability": name, "state": true})
+	for name, on := range map[string]bool{
+		"return-path": true, "pause-before-switchover": true, "auto-converge": true, "events": false, "dirty-bitmaps": bitmaps,
+	} {
+		all = append(all, object{"capability": name, "state": on})
 	}
 	return conn.Do(ctx, "migrate-set-capabilities", object{"capabilities": all}, nil)
 }
@@ -214,6 +269,10 @@ func (p *Process) Migrating() bool {
 	migrating, err := p.home.migrating()
 	return migrating || err != nil
 }
+
+// StoppedForMigration returns the time at which SendState or StopGuest has stopped the guest of a source. It returns
+// false if the guest may have run until QEMU had sent all of its memory. HandOver then returns ErrGuestRan.
+func (p *Process) StoppedForMigration() (time.Time, bool) { return p.home.stoppedSince() }
 
 // PIDFD returns a new pidfd of the process. The pidfd becomes readable when the process ends. The caller must close it.
 func (p *Process) PIDFD() (*os.File, error) {

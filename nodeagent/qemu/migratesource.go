@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/digitalocean/go-qemu/qmp/raw"
-
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
@@ -61,37 +59,6 @@ func (d Disk) beginMirror(ctx context.Context, conn *qmp.Conn, rate uint64, stre
 	return conn.Do(ctx, "blockdev-mirror", object{"job-id": d.mirrorNode(), "device": d.node(), "target": d.mirrorNode(),
 		"sync": sync, "copy-mode": "write-blocking", "speed": rate, "auto-dismiss": false,
 		"on-source-error": "report", "on-target-error": "report"}, nil)
-}
-
-// SendState stops the guest and makes QEMU send its memory and the state of its devices through stream. The stream is a
-// socket that is connected to the target's QEMU. When all but the last part is sent, QEMU waits in the status
-// pre-switchover. The guest stays stopped until ResumeMigrated, even if SendState fails or the agent is restarted.
-//
-// The guest is stopped first for two reasons. Under TCG, QEMU does not copy the memory of a running guest correctly.
-// And if the guest runs until the state is complete, QEMU resumes it by itself when the target does not confirm the
-// state, although the target may have it.
-func (p *Process) SendState(ctx context.Context, rate uint64, stream *os.File) error {
-	if err := p.home.setMigrating(); err != nil {
-		return err
-	}
-	if rate == 0 {
-		rate = unlimitedRate
-	}
-	if err := p.do(ctx, p.work, (*raw.Monitor).Stop); err != nil {
-		return err
-	}
-	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		if err := setCapabilities(ctx, conn); err != nil {
-			return err
-		}
-		if err := conn.Do(ctx, "migrate-set-parameters", object{"max-bandwidth": rate}, nil); err != nil {
-			return err
-		}
-		if err := conn.SendFD(ctx, "migration", stream); err != nil {
-			return err
-		}
-		return conn.Do(ctx, "migrate", object{"uri": "fd:migration"}, nil)
-	})
 }
 
 // EndMirrors completes the copies of the disks and ends their jobs. QEMU must be in the status pre-switchover.
@@ -174,17 +141,9 @@ func (p *Process) removeMirrorNodes(ctx context.Context) error {
 	})
 }
 
-// HandOver makes QEMU close the disks and send the last part of the state. QEMU must be in the status pre-switchover.
-// The caller must first have recorded that the guest may run at the target from now on.
-func (p *Process) HandOver(ctx context.Context) error {
-	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		return conn.Do(ctx, "migrate-continue", object{"state": "pre-switchover"}, nil)
-	})
-}
-
 // CancelMigration ends the migration in the QEMU of a source and removes all parts of it. It returns after QEMU has
 // stopped sending. The caller must first close the streams (tunnel.Stop), because a copy whose peer does not answer
-// would delay CancelMigration. The guest stays stopped until ResumeMigrated.
+// would delay CancelMigration. A guest that was stopped for the migration stays stopped until ResumeMigrated.
 func (p *Process) CancelMigration(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, mirrorEndTimeout)
 	defer cancel()
@@ -200,7 +159,7 @@ func (p *Process) CancelMigration(ctx context.Context) error {
 			err = ctx.Err()
 		}
 	}
-	if err = errors.Join(err, p.endMirrors(ctx, true)); err != nil {
+	if err = errors.Join(err, p.endMirrors(ctx, true), p.removeHold(ctx)); err != nil {
 		return fmt.Errorf("cancel migration: %w", err)
 	}
 	return nil

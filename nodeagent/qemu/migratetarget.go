@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -32,7 +33,10 @@ func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) e
 		return err
 	}
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		if err := setCapabilities(ctx, conn); err != nil {
+		if err := setCapabilities(ctx, conn, true); err != nil {
+			return err
+		}
+		if err := addHoldNode(ctx, conn); err != nil {
 			return err
 		}
 		if err := conn.SendFD(ctx, "disks", disks); err != nil {
@@ -55,11 +59,13 @@ func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) e
 	})
 }
 
-// EndIncoming stops the NBD server of a target that has the complete state. It returns nil if there is no NBD server.
+// EndIncoming stops the NBD server of a target that has the complete state, and removes all other parts of the migration
+// from QEMU. It can be repeated.
 func (p *Process) EndIncoming(ctx context.Context) error {
-	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return refused(conn.Do(ctx, "nbd-server-stop", nil, nil))
 	})
+	return errors.Join(err, p.removeHold(ctx))
 }
 
 // Announce makes QEMU send packets with the MAC address of each network interface, so that switches learn the new place

@@ -125,6 +125,7 @@ const (
 	RunUncommitted    = "run-uncommitted"     // the target of a migration runs the guest before the switchover is committed: nodeagent/machine
 	RunHandedOver     = "run-handed-over"     // the source of a migration runs the guest after it has handed the guest over: nodeagent/machine
 	ContinueCancelled = "continue-cancelled"  // the source of a migration continues an attempt that it has cancelled: nodeagent/machine
+	HandOverRunning   = "hand-over-running"   // the source of a migration hands over a guest that was not stopped before QEMU had sent its memory: nodeagent/machine, nodeagent/qemu
 	SwitchUncommitted = "switch-uncommitted"  // the source of a migration hands the guest over before the switchover is committed: nodeagent/machine
 	ApplyForeign      = "apply-foreign"       // the desired state of a restored cluster is applied to a VM although it is older than the VM: nodeagent/machine
 	FollowLowerTerm   = "follow-lower-term"   // messages of a lower term are accepted: nodeagent/uplink

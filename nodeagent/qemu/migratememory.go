@@ -1,0 +1,154 @@
+package qemu
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"github.com/digitalocean/go-qemu/qmp/raw"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+	"github.com/trivet-cloud/trivet/shared/mutant"
+)
+
+const (
+	// leastDowntime is QEMU's downtime limit until StopGuest, in milliseconds. QEMU goes to the status pre-switchover as
+	// soon as it could send the rest within this time. See addHold for a guest that runs.
+	leastDowntime = 1
+	// mostDowntime is QEMU's downtime limit after StopGuest, in milliseconds. It is the greatest that QEMU accepts. QEMU
+	// then goes to the status pre-switchover within about 100 ms.
+	mostDowntime = 2_000_000
+)
+
+// SendState stops the guest and makes QEMU send its memory and the state of its devices through stream. The stream is a
+// socket that is connected to the target's QEMU. When all but the last part is sent, QEMU waits in the status
+// pre-switchover. The guest stays stopped until ResumeMigrated, even if SendState fails or the agent is restarted.
+//
+// Under TCG, the guest must be stopped first: QEMU does not copy the memory of a running guest correctly. SendRunning
+// sends the memory while the guest runs.
+func (p *Process) SendState(ctx context.Context, rate uint64, stream *os.File) error {
+	if err := p.stopForMigration(ctx); err != nil {
+		return err
+	}
+	return p.send(ctx, rate, stream, false)
+}
+
+// SendRunning makes QEMU send the memory of the guest through stream while the guest runs. QEMU sends the pages that the
+// guest has written again, in further passes, until StopGuest. QEMU does not go to the status pre-switchover before, even
+// if the guest writes nothing.
+func (p *Process) SendRunning(ctx context.Context, rate uint64, stream *os.File) error {
+	if err := p.removeHold(ctx); err != nil { // of an earlier attempt
+		return err
+	}
+	if err := p.call(ctx, p.work, addHold); err != nil {
+		return err
+	}
+	return p.send(ctx, rate, stream, true)
+}
+
+// StopGuest stops the guest of a QEMU that sends memory since SendRunning. QEMU then sends the rest and waits in the
+// status pre-switchover, as after SendState. StopGuest can be repeated. The error wraps ErrGuestRan if QEMU has sent all
+// of the memory while the guest ran.
+func (p *Process) StopGuest(ctx context.Context) error {
+	if _, stopped := p.StoppedForMigration(); !stopped {
+		if err := p.stopForMigration(ctx); err != nil {
+			return err
+		}
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "migrate-set-parameters", object{"downtime-limit": mostDowntime}, nil)
+	})
+}
+
+// stopForMigration stops the guest, and records that QEMU had not yet sent all of its memory. The record is necessary
+// because QEMU's own state does not show it later: QEMU stops a running guest by itself before the status
+// pre-switchover. QEMU remembers that the guest ran then, and resumes it if the target does not confirm the state. The
+// target may have the state nevertheless.
+func (p *Process) stopForMigration(ctx context.Context) error {
+	if err := p.home.setMigrating(""); err != nil {
+		return err
+	}
+	if err := p.do(ctx, p.work, (*raw.Monitor).Stop); err != nil {
+		return err
+	}
+	s, err := p.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if s.Running || s.State == "finish-migrate" || s.State == "postmigrate" {
+		return ErrGuestRan
+	}
+	return p.home.setMigrating(stoppedMark)
+}
+
+// send makes QEMU send the state of the guest through stream, at most at rate bytes per second. 0 means no limit. The
+// parameter hold means that addHold was called.
+func (p *Process) send(ctx context.Context, rate uint64, stream *os.File, hold bool) error {
+	if rate == 0 {
+		rate = unlimitedRate
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		if err := setCapabilities(ctx, conn, hold); err != nil {
+			return err
+		}
+		if err := conn.Do(ctx, "migrate-set-parameters", object{"max-bandwidth": rate, "downtime-limit": leastDowntime}, nil); err != nil {
+			return err
+		}
+		if err := conn.SendFD(ctx, "migration", stream); err != nil {
+			return err
+		}
+		return conn.Do(ctx, "migrate", object{"uri": "fd:migration"}, nil)
+	})
+}
+
+// HandOver makes QEMU close the disks and send the last part of the state. QEMU must be in the status pre-switchover.
+// The caller must first have recorded that the guest may run at the target from now on. HandOver returns ErrGuestRan, and
+// does nothing, if the guest was not stopped before QEMU had sent its memory.
+func (p *Process) HandOver(ctx context.Context) error {
+	if _, stopped := p.StoppedForMigration(); !stopped && !mutant.On(mutant.HandOverRunning) {
+		return ErrGuestRan
+	}
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "migrate-continue", object{"state": "pre-switchover"}, nil)
+	})
+}
+
+const (
+	// holdNode is the name of the block node of addHold and of its bitmap. It is the same at the source and the target.
+	holdNode = "migration-hold"
+	// holdBits is the number of bits in the bitmap. QEMU counts each as one byte that it must send.
+	holdBits = 64 << 20
+	// holdGranularity is the number of bytes of the node for each bit. It is the smallest that QEMU accepts.
+	holdGranularity = 512
+)
+
+// addHold adds a block node without data, and a dirty bitmap of this node that QEMU sends to the target after the
+// memory. The bitmap keeps QEMU from completing the migration of a running guest.
+//
+// QEMU completes a migration by itself as soon as it could send the rest within its downtime limit. For an idle guest,
+// this is at the end of the first pass, and too fast for the agent to stop the guest before. The smallest useful limit is
+// 1 ms. In 1 ms, QEMU can send holdBits bytes only at more than 60 GB/s. QEMU counts the bitmap as a part of the rest
+// (dirty_bitmap_save_pending in migration/block-dirty-bitmap.c of QEMU 7.2), but does not send it before it completes.
+// The bitmap has no set bit, so that QEMU needs less than 1 MB for it in the end.
+func addHold(ctx context.Context, conn *qmp.Conn) error {
+	if err := addHoldNode(ctx, conn); err != nil {
+		return err
+	}
+	return conn.Do(ctx, "block-dirty-bitmap-add", object{"node": holdNode, "name": holdNode, "granularity": holdGranularity}, nil)
+}
+
+// addHoldNode adds the block node of addHold. The target needs only the node.
+func addHoldNode(ctx context.Context, conn *qmp.Conn) error {
+	return conn.Do(ctx, "blockdev-add", object{"driver": "null-co", "node-name": holdNode, "size": uint64(holdBits) * holdGranularity}, nil)
+}
+
+// removeHold removes the block node of addHold, with its bitmap. It does nothing if the node does not exist.
+func (p *Process) removeHold(ctx context.Context) error {
+	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		nodes, err := queryNodes(ctx, conn)
+		if err != nil || !slices.Contains(nodes, holdNode) {
+			return err
+		}
+		return conn.Do(ctx, "blockdev-del", object{"node-name": holdNode}, nil)
+	})
+}

@@ -1,0 +1,82 @@
+package qemu
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+)
+
+// sendRunning makes the source send the memory of its running guest, until QEMU has begun several passes.
+func (m *migration) sendRunning() {
+	m.source.Helper()
+	m.mirrored()
+	require.NoError(m.source, m.from.SendRunning(m.source.ctx, 0, m.memory))
+	require.NoError(m.source, m.memory.Close())
+	m.source.eventually(func() bool {
+		s, err := m.from.Migration(m.source.ctx)
+		require.NoError(m.source, err)
+		return s.Memory.Pass > 5
+	}, "QEMU has sent the memory several times")
+}
+
+// running requires that QEMU sends memory, and that the guest runs. The guest does not write meanwhile, because under
+// TCG, QEMU does not copy the memory of such a guest correctly.
+func (m *migration) running() {
+	m.source.Helper()
+	status, err := m.from.Status(m.source.ctx)
+	require.NoError(m.source, err)
+	require.True(m.source, status.Running)
+	s, err := m.from.Migration(m.source.ctx)
+	require.NoError(m.source, err)
+	require.Equal(m.source, "active", s.Status)
+	_, stopped := m.from.StoppedForMigration()
+	require.False(m.source, stopped)
+}
+
+// TestSendRunning moves an idle guest whose memory is sent while the guest runs. QEMU does not complete before
+// StopGuest, although it could send the rest at once. This also holds if the agent is restarted.
+func TestSendRunning(t *testing.T) {
+	m := newMigration(t)
+	m.sendRunning()
+	m.running()
+	m.from = m.source.readopt(m.from)
+	m.running()
+	require.NoError(t, m.from.StopGuest(m.source.ctx))
+	require.NoError(t, m.from.StopGuest(m.source.ctx))
+	m.status(m.from, "pre-switchover")
+	_, stopped := m.from.StoppedForMigration()
+	require.True(t, stopped)
+	require.NoError(t, m.from.EndMirrors(m.source.ctx))
+	require.NoError(t, m.from.HandOver(m.source.ctx))
+	m.status(m.from, "completed")
+	m.status(m.to, "completed")
+	require.NoError(t, m.to.EndIncoming(m.target.ctx))
+	require.NoError(t, m.to.ResumeMigrated(m.target.ctx))
+	m.target.writes()
+	names, _ := m.target.nodes(m.to)
+	require.NotContains(t, names, holdNode)
+}
+
+// TestHandOverOfRunningGuest makes QEMU complete while the guest runs. Such a guest is not handed over, because QEMU
+// would resume it by itself if the target did not confirm the state. It continues at the source.
+func TestHandOverOfRunningGuest(t *testing.T) {
+	m := newMigration(t)
+	m.sendRunning()
+	require.NoError(t, m.from.call(m.source.ctx, m.from.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "migrate-set-parameters", object{"downtime-limit": mostDowntime}, nil)
+	}))
+	m.status(m.from, "pre-switchover")
+	require.NoError(t, m.from.EndMirrors(m.source.ctx))
+	require.ErrorIs(t, m.from.StopGuest(m.source.ctx), ErrGuestRan)
+	require.ErrorIs(t, m.from.HandOver(m.source.ctx), ErrGuestRan, "a guest that was not stopped was handed over")
+	m.status(m.from, "pre-switchover")
+	require.NoError(t, m.from.CancelMigration(m.source.ctx))
+	require.NoError(t, m.from.ResumeMigrated(m.source.ctx))
+	m.source.writes()
+	require.Equal(t, Crashed, m.target.exited(m.to).Reason)
+	names, _ := m.source.nodes(m.from)
+	require.NotContains(t, names, holdNode)
+}
