@@ -108,6 +108,12 @@ type Migration struct {
 	Address string `yaml:"address"`
 	// Ports is the range of TCP ports at which this host receives guests, as first-last. Each guest needs one port.
 	Ports string `yaml:"ports"`
+	// MaxDowntimeMS is the maximum time for which the rest of a guest's memory may be sent while the guest is paused, in
+	// milliseconds; 0 means 300. It has no effect under TCG, where the whole memory is sent while the guest is paused.
+	MaxDowntimeMS uint64 `yaml:"max_downtime_ms"`
+	// MaxBytesPerSecond limits the rate at which this host sends the memory of a guest, and each of its disks; 0 means no
+	// limit.
+	MaxBytesPerSecond uint64 `yaml:"max_bytes_per_second"`
 }
 
 // Overcommit holds the factors by which placement may exceed the host's resources; 0 means 1.
@@ -190,6 +196,8 @@ var configSettings = []setting{
 	}},
 	{"migration-address", "`address` at which this host receives guests of other hosts; default: that of the underlay", text(func(c *Config) *string { return &c.Migration.Address })},
 	{"migration-ports", "`first-last` TCP port for guests of other hosts", text(func(c *Config) *string { return &c.Migration.Ports })},
+	{"migration-max-downtime-ms", "`ms` for which a guest may be paused to send the rest of its memory; 0: 300", number(func(c *Config) *uint64 { return &c.Migration.MaxDowntimeMS })},
+	{"migration-max-bytes-per-second", "`bytes` of a guest's memory that are sent per second; 0: no limit", number(func(c *Config) *uint64 { return &c.Migration.MaxBytesPerSecond })},
 	{"external", "`name=interface:address/length[:gateway],…` of external networks", func(c *Config, s string) (err error) {
 		c.External, err = parseExternal(s)
 		return err

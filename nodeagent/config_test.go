@@ -77,6 +77,8 @@ func TestBadConfig(t *testing.T) {
 		"controlplane: [a]\nmigration: {address: '0.0.0.0'}":                    "migration.address",
 		"controlplane: [a]\nmigration: {ports: '80-90'}":                        "migration.ports",
 		"controlplane: [a]\nmigration: {ports: '5000-4000'}":                    "migration.ports",
+		"controlplane: [a]\nmigration: {max_downtime_ms: 30001}":                "migration.max_downtime_ms",
+		"controlplane: [a]\nmigration: {max_bytes_per_second: 1048575}":         "migration.max_bytes_per_second",
 		"controlplane: [a]\nlog_format: xml":                                    "log_format",
 		"controlplane: [a]\nmetrics_listen: '7444'":                             "metrics_listen",
 		"controlplane: [a]\nlabels: {trivet/accel: kvm}":                        "trivet/",

@@ -18,6 +18,15 @@ const migrationTunnel = "migration-tunnel"
 // addressTimeout is the maximum time to determine the address at which the host receives guests.
 const addressTimeout = 5 * time.Second
 
+const (
+	// longestDowntime is the greatest value of the setting MaxDowntimeMS. The rest of the memory is sent after the
+	// switchover, and 60 seconds after the switchover the control plane asks the target to give up.
+	longestDowntime = 30_000
+	// leastRate is the smallest value of the setting MaxBytesPerSecond, other than 0. A migration with less would not end
+	// before its deadline.
+	leastRate = 1 << 20
+)
+
 // validate returns an error that names the first invalid setting, or nil.
 func (m Migration) validate() error {
 	if m.Address != "" {
@@ -27,6 +36,12 @@ func (m Migration) validate() error {
 	}
 	if _, _, err := m.ports(); err != nil {
 		return fmt.Errorf("migration.ports: %w", err)
+	}
+	if m.MaxDowntimeMS > longestDowntime {
+		return fmt.Errorf("migration.max_downtime_ms: %d is above %d", m.MaxDowntimeMS, longestDowntime)
+	}
+	if m.MaxBytesPerSecond != 0 && m.MaxBytesPerSecond < leastRate {
+		return fmt.Errorf("migration.max_bytes_per_second: %d is below %d (0: no limit)", m.MaxBytesPerSecond, leastRate)
 	}
 	return nil
 }
@@ -47,6 +62,8 @@ func (a *agent) migrationOptions() *machine.MigrationOptions {
 	first, last, _ := a.config.Migration.ports() // Validate has checked them.
 	return &machine.MigrationOptions{
 		Command: []string{"/proc/self/exe", migrationTunnel}, FirstPort: first, LastPort: last,
+		MaxDowntime:       time.Duration(a.config.Migration.MaxDowntimeMS) * time.Millisecond,
+		MaxBytesPerSecond: a.config.Migration.MaxBytesPerSecond,
 		Address: func() (string, error) {
 			if a.config.Migration.Address != "" {
 				return a.config.Migration.Address, nil

@@ -18,7 +18,7 @@ func newRunningMove(t *testing.T) *move {
 	t.Helper()
 	m := newMove(t)
 	m.source.migration.SendRunning = true
-	m.rate = 200 << 10
+	m.source.migration.MaxBytesPerSecond = 200 << 10
 	return m
 }
 
@@ -121,7 +121,8 @@ func TestMigrationCompletesEarly(t *testing.T) {
 	m.runsOnly(m.source)
 	m.aborted()
 
-	m.attempt, m.rate = m.attempt+1, 0
+	m.attempt++
+	m.source.migration.MaxBytesPerSecond = 0
 	m.atSwitchover()
 	m.enter(switchover)
 	m.reports(m.target, cloud.MigrationRunning)
