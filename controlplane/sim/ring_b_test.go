@@ -14,7 +14,7 @@ import (
 // The variable happened lists events each of which must happen in a test run of 30 or more seeds.
 var happened = []string{
 	"VMs that were migrated", "migrations that were undone", "sources lost before the switchover", "volumes of migrated VMs",
-	"drains", "hosts in maintenance", "drains that ended early",
+	"drains", "hosts in maintenance", "drains that ended early", "hosts banned", "hosts evicted",
 	"members killed", "all members killed", "members cut off", "links between members cut", "hosts cut off",
 	"links between hosts and members cut", "agents restarted", "hosts restarted", "guests that crash", "guests that power off",
 	"delayed reports", "bursts of creates", "long host outages", "network healed", "VMs created", "VMs deleted", "calls repeated", "calls refused", "lists checked",

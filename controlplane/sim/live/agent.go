@@ -77,6 +77,19 @@ func (a *agent) stop() {
 	a.work.Wait()
 }
 
+// endAgent ends the agent a, unless it has been replaced by another one since.
+func (h *host) endAgent(a *agent) {
+	h.mu.Lock()
+	if h.agent != a {
+		h.mu.Unlock()
+		return
+	}
+	h.agent, h.changed = nil, nil
+	h.mu.Unlock()
+	h.f.trace.Add("%s: its agent ends", h.name)
+	a.stop()
+}
+
 // happened wakes the goroutine of a VM. The host calls it when the VM's process has ended.
 func (a *agent) happened(id cloud.VMID) {
 	a.host.f.behind.Go(func() { // in the background, because the caller has locked the host's mu

@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/fxamacker/cbor/v2"
 
@@ -39,7 +39,9 @@ type witness struct {
 	// scheduled has the intervals in which the schedule of a volume has created a snapshot: the ID of the volume, and the
 	// number of the interval.
 	scheduled map[string]bool
-	truth     truth
+	// unleased has the VMs that run without the lease that they need, and since when.
+	unleased map[runner]time.Time
+	truth    truth
 }
 
 func newAudit(f *fleet) *witness {
@@ -47,7 +49,7 @@ func newAudit(f *fleet) *witness {
 		f: f, next: 2, vms: map[cloud.VMID]*cloud.VM{}, nodes: map[cloud.NodeID]*cloud.Node{},
 		placed: map[cloud.NodeID]map[cloud.VMID]*node.Placed{}, names: map[string]cloud.VMID{}, uses: map[string]bool{},
 		ever: map[cloud.VMID]uint64{}, made: map[string][]cloud.VMID{}, networks: newNetworkRecords(f), volumes: newVolumeRecords(),
-		snapshots: map[cloud.SnapshotID]*cloud.Snapshot{}, scheduled: map[string]bool{},
+		snapshots: map[cloud.SnapshotID]*cloud.Snapshot{}, scheduled: map[string]bool{}, unleased: map[runner]time.Time{},
 		truth: truth{runner: map[cloud.VMID]*host{}, started: map[cloud.VMID]map[uint64]bool{}, removed: map[removal]bool{}},
 	}
 }
@@ -97,6 +99,9 @@ func (a *witness) commit(p *process, events []watch.Event) {
 	}
 	a.next = revision + 1
 	a.f.count("commits")
+	if a.checkRemoval(events) {
+		return
+	}
 	for _, e := range events {
 		if err := a.change(e); err != nil {
 			a.f.fail("revision %d: %v", revision, err)
@@ -105,7 +110,7 @@ func (a *witness) commit(p *process, events []watch.Event) {
 	if err := a.networks.endRevision(); err != nil {
 		a.f.fail("revision %d: %v", revision, err)
 	}
-	if err := cmp.Or(a.balance(), a.balanceVolumes(), a.checkMaintenance()); err != nil {
+	if err := cmp.Or(a.balance(), a.balanceVolumes(), a.checkMaintenance(), a.checkLeases()); err != nil {
 		a.f.fail("revision %d: %v", revision, err)
 	}
 }
@@ -233,6 +238,9 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 			if start, pid, ok := h.runs(now.ID); ok {
 				return fmt.Errorf("VM %s loses its host %s, on which pid %d of start %d runs", now.ID, h.name, pid, start)
 			}
+			if before.State != cloud.Stopped && h.leaseValid() { // a drain moves stopped VMs
+				return fmt.Errorf("VM %s loses its host %s, whose lease is valid", now.ID, h.name)
+			}
 		}
 		a.f.count("VMs of lost hosts")
 	}
@@ -300,93 +308,6 @@ func (a *witness) balance() error {
 		}
 	}
 	return nil
-}
-
-// unsettled returns "" if the cloud is settled. Otherwise it describes one reason why not: a VM is in a transient
-// state, a record differs from the host's state, a host has a VM without a record, or the placement of a deleted VM is
-// not removed yet.
-func (a *witness) unsettled() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, id := range slices.Sorted(maps.Keys(a.vms)) {
-		vm := a.vms[id]
-		if vm.Node == "" {
-			if strings.Contains(vm.Status.LastError, "no host fits") {
-				continue // The other hosts have no room for it.
-			}
-			return fmt.Sprintf("VM %s has no host: %+v", id, vm)
-		}
-		h := a.f.hostOf(vm.Node)
-		_, _, runs := h.runs(id)
-		rests := map[cloud.State]bool{cloud.Running: true, cloud.Stopped: true, cloud.Error: true, cloud.Failed: true}
-		switch {
-		case vm.Deadline != 0 || !rests[vm.State]:
-			return fmt.Sprintf("VM %s is %s: %+v", id, vm.State, vm)
-		case runs != (vm.State == cloud.Running):
-			return fmt.Sprintf("VM %s is %s, on its host it runs: %v", id, vm.State, runs)
-		}
-	}
-	for on, vms := range a.placed {
-		for id, p := range vms {
-			if p.Gone {
-				return fmt.Sprintf("%s has not reported VM %s gone", on, id)
-			}
-		}
-	}
-	for _, h := range a.f.hosts {
-		for _, id := range h.present() {
-			if a.vms[id] == nil {
-				return fmt.Sprintf("%s keeps VM %s, which has no record", h.name, id)
-			}
-		}
-	}
-	return cmp.Or(a.unsettledVolumes(), a.unsettledSnapshots(), a.networks.unsettled())
-}
-
-// leftovers is called after all VMs were deleted. It describes something that still remains of a VM, or returns "" if
-// nothing does.
-func (a *witness) leftovers() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for id := range a.vms {
-		return fmt.Sprintf("VM %s is still there", id)
-	}
-	for id, n := range a.nodes {
-		if n.Allocated != (cloud.Capacity{}) {
-			return fmt.Sprintf("node %s has %+v allocated to nothing", id, n.Allocated)
-		}
-	}
-	for _, h := range a.f.hosts {
-		if left := h.present(); len(left) > 0 {
-			return fmt.Sprintf("%s keeps VMs %v", h.name, left)
-		}
-	}
-	return a.networks.leftovers()
-}
-
-// transient describes one VM that has a deadline, which means that its state is transient. It returns "" if there is
-// none.
-func (a *witness) transient() string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for id, vm := range a.vms {
-		if vm.Deadline != 0 {
-			return fmt.Sprintf("VM %s is %s", id, vm.State)
-		}
-	}
-	return ""
-}
-
-// overdue describes one VM whose deadline has passed at the time now. It returns "" if there is none.
-func (a *witness) overdue(now cloud.Time) string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for id, vm := range a.vms {
-		if vm.Deadline != 0 && vm.Deadline < now {
-			return fmt.Sprintf("VM %s is %s past its deadline", id, vm.State)
-		}
-	}
-	return ""
 }
 
 // decode decodes the value of a record that package store has encoded: a version byte, then CBOR.

@@ -14,10 +14,13 @@
 // stored about its VMs and volumes survives restarts of the agent and of the host. Its QEMU processes survive restarts
 // of the agent only. Agents keep the records of VPCs that they receive over SyncNetworks, and acknowledge them after a
 // random delay. They build no networks. A volume is an entry in a table of its host, which simulated QEMU processes
-// open and close. A volume of the driver RBD is an entry in a table that all hosts share. Its host may change while the
-// host is not READY. A snapshot is an entry of its volume, which is complete after up to 40 seconds, unless the agent
-// or the host is restarted meanwhile. Evictions of hosts, shared storage pools, schedules of snapshots and flattening
-// are not simulated.
+// open and close. A volume of the driver RBD or of the shared pool is an entry in a table that all hosts share. Its host
+// may change while the host is not READY. A snapshot is an entry of its volume, which is complete after up to 40
+// seconds, unless the agent or the host is restarted meanwhile. The agent of a host that was evicted or banned changes no
+// VMs, and the guard process of the host goes on. The removal of a host without VMs is not simulated.
+//
+// Members have the same engine options as the program, except the sizes. StateMachineOptions.FlushBytes depends on the
+// seed: some runs write each change to disk, others replay most of the log when a member restarts.
 //
 // # Faults
 //
@@ -30,7 +33,8 @@
 // and delete volumes, create and delete snapshots of volumes and VMs, make volumes from snapshots, and create, change
 // and delete VPCs with IPv4 and IPv6, subnets, ports, security groups, floating IPs, NAT gateways and route tables.
 // They repeat each call, under one idempotency key, until they get a response. An operator drains one host after the
-// other, and uncordons it during the drain, after it or in its maintenance.
+// other, and uncordons it during the drain, after it or in its maintenance. Another one evicts or bans hosts with VMs,
+// and lets them join again or removes the ban.
 //
 // # Checked guarantees
 //
@@ -40,6 +44,9 @@
 //     Generations and the counters of the desired state never decrease, and a changed desired state has a new
 //     generation. A VM whose recorded state is STOPPED has no process.
 //   - After every commit: no VM runs, starts or is to run on a host in maintenance, or has a process there.
+//   - After every commit: no VM that must stop with the lease of its host has run without a lease for longer than the
+//     guard process of the host needs. A VM leaves a lost host only after the lease of the host has ended.
+//   - A host that was evicted, and joins again with the same key, has the same ID.
 //   - On the hosts: a VM has at most one process, and all its processes are on one host. Each start is executed once.
 //     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
 //   - After every commit, for volumes: an attached volume belongs to one VM, which has the volume as a disk, or which
@@ -73,6 +80,7 @@ package live
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -124,6 +132,8 @@ type fleet struct {
 
 	mu     sync.Mutex
 	counts map[string]int
+	// abandoned is true if the simulation ends without a result.
+	abandoned bool
 	// broken describes the first violation of a checked guarantee; "" if there was none.
 	broken string
 	rushed chan struct{} // closed when all tenants must create a VM
@@ -190,7 +200,7 @@ func (f *fleet) count(what string) {
 func (f *fleet) fail(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.broken == "" {
+	if f.broken == "" && !f.abandoned {
 		f.broken = fmt.Sprintf(format, args...)
 		f.trace.Add("BROKEN: %s", f.broken)
 	}
@@ -199,7 +209,7 @@ func (f *fleet) fail(format string, args ...any) {
 func (f *fleet) failed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.broken != ""
+	return f.broken != "" || f.abandoned
 }
 
 // closing reports whether tenants must begin no new calls. That is so after the faults have ended, and after a
@@ -207,7 +217,7 @@ func (f *fleet) failed() bool {
 func (f *fleet) closing() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.last || f.broken != ""
+	return f.last || f.broken != "" || f.abandoned
 }
 
 func (f *fleet) late() int {
@@ -225,11 +235,22 @@ func (f *fleet) number() uint64 {
 
 func (f *fleet) slot(id uint64) *memberSlot { return f.slots[id-1] }
 
-func (f *fleet) joined(h *host) {
+// joined stores the certificate and the ID of a host that has joined. A host that joins again must get the same ID.
+func (f *fleet) joined(h *host, leaf *x509.Certificate, id cloud.NodeID) {
+	h.mu.Lock()
+	h.leaf = leaf
+	before := h.node
+	if before == "" {
+		h.node = id
+	}
+	h.mu.Unlock()
+	f.trace.Add("%s is node %s", h.name, id)
+	if before != "" && before != id {
+		f.fail("%s joins again as node %s, and was node %s", h.name, id, before)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.byNode[h.node] = h
-	f.trace.Add("%s is node %s", h.name, h.node)
+	f.byNode[id] = h
 }
 
 func (f *fleet) hostOf(id cloud.NodeID) *host {
@@ -271,6 +292,7 @@ func (f *fleet) run(dir string) (err error) {
 		work.Go(func() { t.life(ctx) })
 	}
 	work.Go(func() { f.drainHosts(ctx) })
+	work.Go(func() { f.excludeHosts(ctx) })
 	f.injectFaults()
 	f.heal()
 	work.Wait()

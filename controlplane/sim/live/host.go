@@ -136,9 +136,11 @@ func (h *host) drawn(least, most time.Duration) time.Duration {
 // host, as if the call had come over the network.
 func (h *host) shows(ctx context.Context) context.Context {
 	var state tls.ConnectionState
+	h.mu.Lock()
 	if h.leaf != nil {
 		state.PeerCertificates = []*x509.Certificate{h.leaf}
 	}
+	h.mu.Unlock()
 	return grpcpeer.NewContext(ctx, &grpcpeer.Peer{AuthInfo: credentials.TLSInfo{State: state}})
 }
 
@@ -365,11 +367,9 @@ func (h *host) boot() {
 func (h *host) stopAgent() {
 	h.mu.Lock()
 	a := h.agent
-	h.agent, h.changed = nil, nil
 	h.mu.Unlock()
 	if a != nil {
-		h.f.trace.Add("%s: its agent ends", h.name)
-		a.stop()
+		h.endAgent(a)
 	}
 }
 

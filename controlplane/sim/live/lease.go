@@ -87,6 +87,43 @@ func (t *tenantClient) makeMovable(w *vm.CreateRequest) {
 // guardDelay is how long after the end of the lease the guard process of a host kills VMs.
 const guardDelay = 3 * time.Second
 
+// leaseGrace is the maximum time for which a VM may run after the lease of its host has ended: the delay of the guard
+// process, the interval of its checks, and one second.
+const leaseGrace = guardDelay + 2*time.Second
+
+// runner is a VM on a host.
+type runner struct {
+	host *host
+	vm   cloud.VMID
+}
+
+// unleased returns the VMs that run although they need a lease and the host has none at the time now.
+func (h *host) unleased(now time.Time) (out []cloud.VMID) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !now.After(h.lease) {
+		return nil
+	}
+	for id, g := range h.guests {
+		if g.stopsWithLease && g.proc != nil {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// runsUnleased reports whether unleased returns the VM.
+func (h *host) runsUnleased(id cloud.VMID, now time.Time) bool {
+	return slices.Contains(h.unleased(now), id)
+}
+
+// leaseValid reports whether the host has a lease.
+func (h *host) leaseValid() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Now().Before(h.lease)
+}
+
 // guardLease kills the processes of VMs that must not run without a lease, also while no agent runs. It returns at the
 // end of the simulation.
 func (h *host) guardLease() {

@@ -44,6 +44,10 @@ func (a *agent) keepSession() {
 			return
 		}
 		a.host.f.trace.Add("%s: its session with %s ended: %v", a.host.name, to.name, err)
+		if why := exclusion(err); why != "" {
+			a.excluded(why)
+			return
+		}
 		if f, ok := fault.From(err); ok && f.Reason == "NOT_LEADER" {
 			for i, s := range slots {
 				if f.Details["leader"] == string(s.name) {
@@ -68,7 +72,7 @@ func (a *agent) session(to *memberSlot) error {
 	if p == nil || p.gone() {
 		return errNoRoute
 	}
-	if h.leaf == nil {
+	if _, certified := h.identity(); !certified {
 		return a.join(p)
 	}
 	group, ctx := errgroup.WithContext(a.ctx)
@@ -125,11 +129,12 @@ func (a *agent) join(p *process) error {
 	if err != nil {
 		return err
 	}
+	token, _ := h.identity()
 	var credential *agentv1.Credential
 	err = a.handled(a.ctx, p, func(ctx context.Context) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, answerWithin)
 		defer cancel()
-		credential, err = p.agents.Join(ctx, &agentv1.JoinRequest{Protocol: 1, Token: h.token, Csr: csr, Name: string(h.name)})
+		credential, err = p.agents.Join(ctx, &agentv1.JoinRequest{Protocol: 1, Token: token, Csr: csr, Name: string(h.name)})
 		return err
 	})
 	if credential == nil || !errors.Is(err, errOver) {
@@ -139,8 +144,7 @@ func (a *agent) join(p *process) error {
 	if err != nil {
 		return err
 	}
-	h.leaf, h.node = leaf, cloud.NodeID(credential.GetNodeId())
-	h.f.joined(h)
+	h.f.joined(h, leaf, cloud.NodeID(credential.GetNodeId()))
 	return errors.New("it has joined")
 }
 
