@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	if !lab.Inside() {
 		os.Exit(lab.Again(unix.CLONE_NEWNS))
 	}
-	if err := errors.Join(lab.Loopback(), lab.PrivateMounts()); err != nil {
+	if err := errors.Join(lab.Loopback(), lab.PrivateMounts(), lab.PrivateNetns()); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}

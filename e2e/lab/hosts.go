@@ -17,12 +17,8 @@ type Hosts struct{ ids []int }
 // NewHosts creates one network namespace per member id. The calling process must be in its own network and mount
 // namespaces; see Again.
 func NewHosts(ids ...int) (*Hosts, error) {
-	// `ip netns` mounts each namespace on a file in this directory.
-	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
-		return nil, fmt.Errorf("make %s: %w", netnsDir, err)
-	}
-	if err := unix.Mount("tmpfs", netnsDir, "tmpfs", 0, ""); err != nil {
-		return nil, fmt.Errorf("mount %s: %w", netnsDir, err)
+	if err := PrivateNetns(); err != nil {
+		return nil, err
 	}
 	h := &Hosts{ids: ids}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
@@ -48,7 +44,21 @@ func NewHosts(ids ...int) (*Hosts, error) {
 	return h, nil
 }
 
+// netnsDir is the directory with a file for each network namespace that has a name. `ip netns` mounts them there.
 const netnsDir = "/run/netns"
+
+// PrivateNetns mounts an empty file system over netnsDir, so that the process and its children see only the named
+// network namespaces that they create, and node agents remove no namespaces of other clouds. The calling process must
+// have called PrivateMounts.
+func PrivateNetns() error {
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", netnsDir, err)
+	}
+	if err := unix.Mount("tmpfs", netnsDir, "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mount %s: %w", netnsDir, err)
+	}
+	return nil
+}
 
 // Address returns the IPv4 address of a member in its namespace.
 func (h *Hosts) Address(id int) string { return fmt.Sprintf("10.94.%d.2", id) }
