@@ -60,7 +60,11 @@ gen:
 check: test-packages
 	.ci/check
 
-# test is what CI runs. Each part says what it did; the last line counts.
+# test is what CI runs. Each part says what it did; the last line counts. The compiler collects no garbage before it uses
+# an eighth of the memory, which saves a quarter of its processor time. It has a lower priority than the tests that run
+# at the same time, because some of them wait for real time.
+COMPILER_KIB = $(shell awk '/^MemTotal:/ {print int($$2 / 8)}' /proc/meminfo)
+test: export GOFLAGS = $(shell go env GOFLAGS) '-toolexec=nice -n 10 env GOGC=off GOMEMLIMIT=$(COMPILER_KIB)KiB'
 test: test-packages build guest
 	.ci/test
 
