@@ -45,14 +45,19 @@ func (v *VM) maxRate(m *agentv1.AssignedMigration) uint64 {
 	return v.set.o.Migration.MaxBytesPerSecond
 }
 
-// sendState makes QEMU send the guest's state through the tunnel. A guest under TCG is stopped first.
+// sendState makes QEMU send the guest's state through the tunnel. A guest under TCG is stopped first, and a guest whose
+// QEMU cannot send the memory of a running guest.
 func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error {
 	o := v.set.o.Migration
 	if o == nil {
 		return v.fail(ctx, errNoMigration)
 	}
+	able, err := v.process.CanSendRunning(ctx)
+	if err != nil {
+		return v.fail(ctx, err)
+	}
 	send := v.process.SendState
-	if v.process.Record().Spec.Accel == qemu.KVM || o.SendRunning {
+	if able && (v.process.Record().Spec.Accel == qemu.KVM || o.SendRunning) {
 		r := v.record
 		r.Migration.Running = r.Migration.Outgoing
 		if err := v.write(r); err != nil {

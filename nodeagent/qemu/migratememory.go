@@ -33,9 +33,25 @@ func (p *Process) SendState(ctx context.Context, rate uint64, stream *os.File) e
 	return p.send(ctx, rate, stream, false)
 }
 
+// CanSendRunning reports whether SendRunning works with the version of QEMU (see addHold).
+func (p *Process) CanSendRunning(ctx context.Context) (bool, error) {
+	var v struct {
+		QEMU struct{ Major, Minor int } `json:"qemu"`
+	}
+	err := p.call(ctx, p.inspect, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "query-version", nil, &v)
+	})
+	return err == nil && holds(v.QEMU.Major, v.QEMU.Minor), err
+}
+
+// holds reports whether a QEMU of this version makes further passes over the memory while addHold keeps it from
+// completing. QEMU 9 and later begin a further pass only if they could send everything, with the bitmap, within the
+// downtime limit.
+func holds(major, minor int) bool { return major == 7 && minor >= 2 || major == 8 }
+
 // SendRunning makes QEMU send the memory of the guest through stream while the guest runs. QEMU sends the pages that the
 // guest has written again, in further passes, until StopGuest. QEMU does not go to the status pre-switchover before, even
-// if the guest writes nothing.
+// if the guest writes nothing. It needs a QEMU with CanSendRunning.
 func (p *Process) SendRunning(ctx context.Context, rate uint64, stream *os.File) error {
 	if err := p.removeHold(ctx); err != nil { // of an earlier attempt
 		return err

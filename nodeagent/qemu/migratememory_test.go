@@ -80,3 +80,10 @@ func TestHandOverOfRunningGuest(t *testing.T) {
 	names, _ := m.source.nodes(m.from)
 	require.NotContains(t, names, holdNode)
 }
+
+// TestHolds checks with which versions of QEMU memory is sent while the guest runs.
+func TestHolds(t *testing.T) {
+	for version, want := range map[[2]int]bool{{7, 1}: false, {7, 2}: true, {8, 0}: true, {8, 2}: true, {9, 0}: false, {10, 1}: false} {
+		require.Equal(t, want, holds(version[0], version[1]), version)
+	}
+}
