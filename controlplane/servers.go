@@ -174,10 +174,7 @@ func (m *member) newREST(api *restAPI) http.Handler {
 	options := api.options
 	options.Name, options.Ready, options.Log, options.Metrics = api.name, m.ready, m.log, m.metrics.http
 	if options.Verifier != nil {
-		checks := auth.NewRechecker(options.Verifier)
-		options.OpenStream = func(ctx context.Context, token string) (context.Context, func(), error) {
-			return m.streams.Open(ctx, checks, token)
-		}
+		options.OpenStream = m.streamOpener(options.Verifier)
 	}
 	server := rest.New(options)
 	api.routes(server)
@@ -186,6 +183,15 @@ func (m *member) newREST(api *restAPI) http.Handler {
 		return routedHandler{handler, slices.Concat(server.Routes(), m.metrics.handler.routes)}
 	}
 	return server
+}
+
+// streamOpener returns a function that counts a stream of a server other than gRPC (rpc.Streams.Open), and rechecks the
+// tokens of the streams with the given verifier.
+func (m *member) streamOpener(verifier auth.Verifier) func(context.Context, string) (context.Context, func(), error) {
+	checks := auth.NewRechecker(verifier)
+	return func(ctx context.Context, token string) (context.Context, func(), error) {
+		return m.streams.Open(ctx, checks, token)
+	}
 }
 
 // newKVREST returns the REST API of the key-value store. Members forward requests of this API to each other.

@@ -235,7 +235,8 @@ func (m *member) newCompute(context.Context) error {
 	}
 	m.vms = vm.New(options)
 	m.consoles = console.New(console.Options{
-		Store: m.records, Commands: m.commands, VMs: m.vms, Hosts: m.nodes, Verifier: m.identities, Audit: m.audits, Log: m.log,
+		Store: m.records, Commands: m.commands, VMs: m.vms, Hosts: m.nodes, Verifier: m.identities,
+		OpenStream: m.streamOpener(m.identities), Audit: m.audits, Log: m.log,
 	})
 	m.bills.Attach(m.vms)
 	m.metrics.registry.MustRegister(volume.NewCollector(m.records), vm.NewCapacityCollector(m.vms))

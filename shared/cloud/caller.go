@@ -118,6 +118,9 @@ type Caller struct {
 	RequestID string
 	// IdempotencyKey is the key that the caller sent, at most MaxIdempotencyKey bytes.
 	IdempotencyKey string
+	// Recorded is true if the audit already has a record that the call succeeded, although the call goes on, like an open
+	// console. Its end is then not recorded. Only the goroutine of the call's handler sets it.
+	Recorded bool
 }
 
 // Authenticated reports whether the caller proved its identity, which means that Proof is neither empty nor ProofNone.

@@ -47,6 +47,8 @@ const (
 	FeatureVolumeMigration = "volume-migration"
 	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).
 	FeatureGuestCalls = "guest-calls"
+	// FeatureConsoles: the agent opens consoles (agent.v1.OpenConsoleRequest).
+	FeatureConsoles = "consoles"
 )
 
 // RescueDisk is the ID of the rescue disk. No other disk can have it.

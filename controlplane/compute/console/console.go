@@ -13,7 +13,8 @@
 //     rechecks the token every second while the console is open.
 //   - Cross-origin requests are accepted, because a ticket and not a cookie authorizes the request.
 //   - The offsets of a serial port's output refer to the log on one host. Clients that continue the output name the log.
-//   - The audit record of a session is written when the console has been opened, and not at its end.
+//   - The audit record of a session is written when the console has been opened, and not at its end. A console that could
+//     not be opened is recorded as a failed call.
 //
 // The package does not interpret the bytes of consoles.
 package console
@@ -31,6 +32,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/delay"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -55,20 +57,28 @@ type Options struct {
 	Hosts    Hosts
 	// Verifier verifies the tokens of users that open a websocket.
 	Verifier auth.Verifier
-	Audit    auth.Auditor
-	Log      *slog.Logger
+	// OpenStream counts a websocket against the limits of open streams of its caller. The returned context ends, with a
+	// fault as its cause, when the token becomes invalid or the caller loses the right to the call.
+	OpenStream func(ctx context.Context, token string) (_ context.Context, leave func(), err error)
+	Audit      auth.Auditor
+	Log        *slog.Logger
 }
 
 // Service opens consoles.
 type Service struct {
 	opts    Options
-	checks  *auth.Rechecker
 	sockets sockets
+	// attempts limits the rate at which each client network uses tickets, because these calls need no token.
+	attempts *delay.Answers
 }
+
+// attemptLimits are the limits of the use of tickets, per client network. Each attempt costs a command of the leader.
+var attemptLimits = delay.Limits{Burst: 100, Every: 100 * time.Millisecond}
 
 // New creates the service and registers its commands with opts.Commands.
 func New(opts Options) *Service {
-	s := &Service{opts: opts, checks: auth.NewRechecker(opts.Verifier), sockets: sockets{closed: make(chan struct{})}}
+	s := &Service{opts: opts, attempts: delay.New(attemptLimits)}
+	s.sockets.open, s.sockets.close = context.WithCancelCause(context.Background())
 	leader.Register(opts.Commands, s, createTicketCommand, redeemTicketCommand)
 	return s
 }
@@ -124,8 +134,7 @@ func (s *Service) Attach(ctx context.Context, t cloud.Tenant, q Session, pipe no
 	if q.FromLog != "" && q.FromLog != string(vm.Node) {
 		q.FromOffset = nil
 	}
-	opened := false
-	var closed atomic.Bool // by the user
+	var opened, closed atomic.Bool // closed by the user
 	err = s.opts.Hosts.OpenConsole(ctx, node.ConsoleRequest{
 		Tenant: t, Node: vm.Node, VM: vm.ID, Kind: q.Kind, ReadOnly: q.ReadOnly, TakeOver: q.TakeOver, TailBytes: q.TailBytes, FromOffset: q.FromOffset,
 	}, node.ConsolePipe{
@@ -138,13 +147,15 @@ func (s *Service) Attach(ctx context.Context, t cloud.Tenant, q Session, pipe no
 		},
 		Send: func(out node.ConsoleOutput) error {
 			out.Log = string(vm.Node)
-			if !opened {
-				opened = true
+			if opened.CompareAndSwap(false, true) {
 				s.opts.Audit.Done(auth.CallerOf(ctx))
 			}
 			return pipe.Send(out)
 		},
 	})
+	if c := auth.CallerOf(ctx); c != nil {
+		c.Recorded = opened.Load()
+	}
 	if err != nil || closed.Load() {
 		return err
 	}
@@ -211,18 +222,24 @@ func (s *Service) placed(ctx context.Context, t cloud.Tenant, id cloud.VMID) (*c
 
 // sockets are the open websockets of a member.
 type sockets struct {
-	mu      sync.Mutex
+	// open ends when the member stops. close ends it.
+	open  context.Context
+	close context.CancelCauseFunc
+
+	mu      sync.Mutex // orders begin and Run
 	running sync.WaitGroup
-	stopped bool
-	closed  chan struct{} // closed when the member stops
+}
+
+// errStopping returns the error for a websocket of a member that stops.
+func errStopping() error {
+	return fault.New(fault.Unavailable, "this member is stopping: use another one").MayRetry()
 }
 
 // Run closes the websockets of this member when ctx ends, and waits for them. net/http does not track them.
 func (s *Service) Run(ctx context.Context) {
 	<-ctx.Done()
 	s.sockets.mu.Lock()
-	s.sockets.stopped = true
-	close(s.sockets.closed)
+	s.sockets.close(errStopping())
 	s.sockets.mu.Unlock()
 	s.sockets.running.Wait()
 }
@@ -231,21 +248,14 @@ func (s *Service) Run(ctx context.Context) {
 func (s *sockets) begin(ctx context.Context) (_ context.Context, end func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped {
-		return nil, nil, fault.New(fault.Unavailable, "this member is stopping: use another one").MayRetry()
+	if s.open.Err() != nil {
+		return nil, nil, context.Cause(s.open)
 	}
 	s.running.Add(1)
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := make(chan struct{})
-	go func() {
-		select {
-		case <-s.closed:
-			cancel(fault.New(fault.Unavailable, "this member is stopping: use another one"))
-		case <-stop:
-		}
-	}()
+	stop := context.AfterFunc(s.open, func() { cancel(context.Cause(s.open)) })
 	return ctx, func() {
-		close(stop)
+		stop()
 		cancel(nil)
 		s.running.Done()
 	}, nil

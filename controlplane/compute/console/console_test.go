@@ -41,12 +41,18 @@ type world struct {
 	// serve is the fake host.
 	serve func(ctx context.Context, pipe node.ConsolePipe) error
 	moved bool // the VM is on another host
+	// streams is the number of open streams, and maxStreams the limit.
+	streams, maxStreams int
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, now: time.UnixMilli(1_800_000_000_000), revoked: map[string]bool{}, serve: echo}
+	w := &world{t: t, now: time.UnixMilli(1_800_000_000_000), revoked: map[string]bool{}, serve: echo, maxStreams: 10}
+	checks := auth.NewRechecker(w)
 	w.Service = New(Options{
 		Store: storetest.Memory(t, func() time.Time { return w.now }), Commands: leadertest.Single(), VMs: w, Hosts: w, Verifier: w, Audit: w,
+		OpenStream: func(ctx context.Context, token string) (context.Context, func(), error) {
+			return w.openStream(ctx, checks, token)
+		},
 		Log: slog.New(slog.DiscardHandler),
 	})
 	return w
@@ -112,6 +118,25 @@ func (w *world) audit(c *cloud.Caller, outcome string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.audited = append(w.audited, strings.Join([]string{string(c.User), c.Method[strings.LastIndex(c.Method, "/")+1:], c.Target, outcome}, " "))
+}
+
+// openStream implements Options.OpenStream.
+func (w *world) openStream(ctx context.Context, checks *auth.Rechecker, token string) (context.Context, func(), error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.streams == w.maxStreams {
+		return nil, nil, fault.New(fault.ResourceExhausted, "too many streams")
+	}
+	w.streams++
+	ctx, end := context.WithCancelCause(ctx)
+	stop := checks.WhileValid(ctx, token, end)
+	return ctx, func() {
+		stop()
+		end(nil)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.streams--
+	}, nil
 }
 
 func (w *world) ticket(token string) Ticket {
@@ -240,4 +265,30 @@ func TestMovedVM(t *testing.T) {
 	require.Equal(t, "target", log)
 	require.Equal(t, &offset, w.opened[1].FromOffset)
 	require.Nil(t, w.opened[2].FromOffset)
+}
+
+// TestRecordOfSession checks that a session is in the audit exactly once: when it was opened, and not when it ends. For a
+// session that could not be opened, the caller of Attach reports the error.
+func TestRecordOfSession(t *testing.T) {
+	pipe := node.ConsolePipe{
+		Recv: func(ctx context.Context) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() },
+		Send: func(node.ConsoleOutput) error { return nil },
+	}
+	for name, opens := range map[string]bool{"the host is lost": true, "the host cannot open it": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.serve = func(_ context.Context, pipe node.ConsolePipe) error {
+				if opens {
+					require.NoError(t, pipe.Send(node.ConsoleOutput{}))
+					require.NoError(t, pipe.Send(node.ConsoleOutput{Data: []byte("x")}))
+				}
+				return fault.New(fault.Unavailable, "broke")
+			}
+			c := &cloud.Caller{User: "ada", Method: service + "AttachConsole"}
+			err := w.Attach(auth.With(t.Context(), c, auth.RPC), web, Session{VM: vmID, Kind: agentv1.ConsoleKind_CONSOLE_KIND_SERIAL}, pipe)
+			require.True(t, fault.Is(err, fault.Unavailable))
+			require.Equal(t, opens, c.Recorded)
+			require.Len(t, w.audited, map[bool]int{true: 1}[opens])
+		})
+	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -45,8 +48,12 @@ func (s *Service) Routes(r *rest.Server) {
 // getSocket uses the ticket in the query, and opens its console over a websocket with binary messages. Errors before the
 // console is open are HTTP responses. Later ones are the reason of the close frame.
 func (s *Service) getSocket(_ *rest.Response, r *http.Request) (any, error) {
-	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+	if r.Method != http.MethodGet || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return nil, fault.New(fault.FailedPrecondition, "GET %s needs a websocket client (header Upgrade: websocket)", socketPath)
+	}
+	if !s.attempts.Allow(network(r)) {
+		return nil, fault.New(fault.ResourceExhausted, "too many console tickets are used from the address %s: try again", rest.Remote(r)).
+			WithReason("TOO_MANY_ATTEMPTS").MayRetry()
 	}
 	used, token, err := s.redeem(r.Context(), r.URL.Query().Get("ticket"))
 	if err != nil {
@@ -58,27 +65,42 @@ func (s *Service) getSocket(_ *rest.Response, r *http.Request) (any, error) {
 	}
 	caller.RequestID, caller.Address, caller.Target = rest.RequestID(r.Context()), rest.Remote(r), "vm/"+string(used.Session.VM)
 	ctx := auth.With(auth.WithProjects(r.Context(), s.opts.Verifier), caller, auth.REST)
-	if _, err := auth.Admit(ctx, service+"AttachConsole", string(used.Tenant.Org), string(used.Tenant.Project)); err != nil {
-		var f *fault.Fault
-		if errors.As(err, &f) {
-			auth.ReportFailure(s.opts.Audit, caller, service+"AttachConsole", f, caller.RequestID, caller.Address)
+	return rest.Upgrade(func(w http.ResponseWriter) (bool, error) {
+		began, err := s.serveSocket(ctx, w, r, used, token)
+		if err != nil {
+			auth.ReportFailure(s.opts.Audit, caller, service+"AttachConsole", rest.Outcome(err), caller.RequestID, caller.Address)
 		}
-		return nil, err
+		return began, err
+	}), nil
+}
+
+// network returns the client network of a request, as rpc.Network does.
+func network(r *http.Request) string {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
 	}
-	return rest.Upgrade(func(w http.ResponseWriter) (bool, error) { return s.serveSocket(ctx, w, r, used, token) }), nil
+	return rpc.NetworkOf(net.TCPAddrFromAddrPort(from)).String()
 }
 
 // serveSocket opens the console and then the websocket, and copies data until one side ends. It returns began false if
-// no websocket was opened.
+// no websocket was opened, and an error only then.
 func (s *Service) serveSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, used redeemed, token string) (began bool, err error) {
 	ctx, end, err := s.sockets.begin(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer end()
+	ctx, leave, err := s.opts.OpenStream(ctx, token)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	if _, err := auth.Admit(ctx, service+"AttachConsole", string(used.Tenant.Org), string(used.Tenant.Project)); err != nil {
+		return false, err
+	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	defer s.checks.WhileValid(ctx, token, stop)()
 	c := &socket{input: make(chan []byte)}
 	var reading sync.WaitGroup
 	group, working := errgroup.WithContext(ctx)

@@ -78,6 +78,11 @@ func TestWebsocketIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusUnprocessableEntity, response.StatusCode, "a plain GET must not use up a ticket")
+	unused := w.ticket("ada").Text
+	require.Equal(t, http.StatusUnprocessableEntity, upgrade(t, http.MethodHead, site, unused))
+	require.Equal(t, 1, w.stored(), "a HEAD request must not use up a ticket")
+	_, _, err = w.redeem(t.Context(), unused)
+	require.NoError(t, err)
 
 	w.serve = func(context.Context, node.ConsolePipe) error {
 		return fault.New(fault.FailedPrecondition, "the VM is not running")
@@ -86,7 +91,10 @@ func TestWebsocketIsRefused(t *testing.T) {
 		_, response, err := w.dial(site, w.ticket(token).Text)
 		require.Error(t, err)
 		require.Equal(t, want, response.StatusCode, token)
+		require.Equal(t, token+" AttachConsole vm/"+vmID+" "+map[string]string{"ada": "FAILED_PRECONDITION", "viewer": "PERMISSION_DENIED"}[token],
+			w.audited[len(w.audited)-1])
 	}
+	require.Len(t, w.audited, 2)
 	ticket := w.ticket("eve").Text
 	w.mu.Lock()
 	w.revoked["eve"] = true
@@ -94,6 +102,52 @@ func TestWebsocketIsRefused(t *testing.T) {
 	_, response, err = w.dial(site, ticket)
 	require.Error(t, err)
 	require.Equal(t, http.StatusUnauthorized, response.StatusCode)
+}
+
+// upgrade sends a request for a websocket, and returns the status of the response.
+func upgrade(t *testing.T, method, site, ticket string) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, site+socketPath+"?ticket="+ticket, nil)
+	require.NoError(t, err)
+	r.Header.Set("Connection", "Upgrade")
+	r.Header.Set("Upgrade", "websocket")
+	response, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	return response.StatusCode
+}
+
+// TestTicketAttemptsAreBounded checks that a client that tries many tickets is refused before a ticket is looked up, also
+// if the ticket is valid.
+func TestTicketAttemptsAreBounded(t *testing.T) {
+	w := newWorld(t)
+	at := time.Now()
+	w.attempts.Now = func() time.Time { return at }
+	site, ticket := w.site(), w.ticket("ada").Text
+	for range attemptLimits.Burst {
+		require.Equal(t, http.StatusUnauthorized, upgrade(t, http.MethodGet, site, "x"))
+	}
+	require.Equal(t, http.StatusTooManyRequests, upgrade(t, http.MethodGet, site, ticket))
+	require.Equal(t, 1, w.stored())
+	w.attempts.Now = func() time.Time { return at.Add(attemptLimits.Every) }
+	_, _, err := w.dial(site, ticket)
+	require.NoError(t, err)
+}
+
+// TestWebsocketsCountAsStreams checks that an open websocket counts in the limits of open streams until it ends, and that
+// one beyond the limit is refused.
+func TestWebsocketsCountAsStreams(t *testing.T) {
+	w := newWorld(t)
+	w.maxStreams = 1
+	site := w.site()
+	conn, _, err := w.dial(site, w.ticket("ada").Text)
+	require.NoError(t, err)
+	_, response, err := w.dial(site, w.ticket("ada").Text)
+	require.Error(t, err)
+	require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
+	require.Len(t, w.opened, 1)
+	require.NoError(t, conn.Close(websocket.StatusNormalClosure, ""))
+	require.Eventually(t, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.streams == 0 }, time.Minute, time.Millisecond)
 }
 
 // TestWebsocketEnds checks the status of the close frame for each reason why an open console ends.

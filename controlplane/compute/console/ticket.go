@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -109,7 +108,6 @@ func (s *Service) createTicketOnLeader(ctx context.Context, q newTicket) (expire
 		}
 		expires = tx.Now() + TicketLife.Milliseconds()
 		tickets.Put(tx, &ticket{Org: q.Tenant.Org, Secret: q.Secret, Expires: expires, Session: q.Session, Token: q.Token}, string(q.Tenant.Project), q.ID)
-		audit.Stamp(ctx, tx)
 		return nil
 	})
 	return expires, err

@@ -87,7 +87,7 @@ type ConsolePipe struct {
 
 // OpenConsole opens a console of a VM on its host, and copies data in both directions. It forwards the request to the
 // leader, to which the host is connected. It returns nil when the user has closed the console, or the VM has stopped. It
-// returns Unavailable if the connection to the host breaks, ResourceExhausted if there are too many open consoles, and
+// returns Unavailable if the connection to the host breaks, FailedPrecondition if the agent is too old, ResourceExhausted if there are too many open consoles, and
 // DeadlineExceeded if no byte was sent for consoleIdleTime, or the user did not read for consoleReadTime. In the last
 // case, a call of pipe.Send may still be blocked when OpenConsole returns.
 func (s *Service) OpenConsole(ctx context.Context, q ConsoleRequest, pipe ConsolePipe) error {
@@ -143,6 +143,9 @@ func (s *Service) openConsoleOnLeader(ctx context.Context, q ConsoleRequest, pip
 	s.mu.Unlock()
 	if agent == nil {
 		return fault.New(fault.Unavailable, "the host of the VM is not connected").MayRetry()
+	}
+	if err := s.checkAgent(q.Node, cloud.FeatureConsoles, "open consoles"); err != nil {
+		return err
 	}
 	id := rand.Text()
 	one, err := s.openConsoles.add(id, q.Node, q.Tenant, q.VM)

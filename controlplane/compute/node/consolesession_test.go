@@ -48,13 +48,17 @@ func (w *world) openConsole(host cloud.NodeID, vm cloud.VMID) *user {
 }
 
 // TestOpenConsole opens consoles through a follower, and ends them in every possible way. Data must pass in both
-// directions, and only the host of the VM may answer.
+// directions, and only the host of the VM may answer. An agent that does not know consoles must get no request.
 func TestOpenConsole(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
 	require.ErrorContains(t, <-w.openConsole(a.id, testVM(1)).end, "not connected")
 	s := a.watch(t)
 	s.all()
+	f, ok := fault.From(<-w.openConsole(a.id, testVM(1)).end)
+	require.True(t, ok)
+	require.Equal(t, []any{fault.FailedPrecondition, "HOST_TOO_OLD", false}, []any{f.Kind, f.Reason, f.Retry})
+	w.enableFeature(a.id, cloud.FeatureConsoles)
 	b.watch(t).all()
 	nextRequest := func() *agentv1.OpenConsoleRequest {
 		m := s.next()

@@ -84,7 +84,7 @@ func (s *Service) callGuestOnLeader(ctx context.Context, q guestCall, send func(
 	if err := proto.Unmarshal(q.Request, r); err != nil {
 		return fmt.Errorf("decode a request to a guest agent: %w", err)
 	}
-	if err := s.checkGuestCalls(q.Node); err != nil {
+	if err := s.checkAgent(q.Node, cloud.FeatureGuestCalls, "call guest agents"); err != nil {
 		return err
 	}
 	err := s.read(ctx, s.guests, q.Node, q.Tenant, func(id string) hostRequest {
@@ -99,19 +99,20 @@ func (s *Service) callGuestOnLeader(ctx context.Context, q guestCall, send func(
 	return err
 }
 
-// checkGuestCalls returns FailedPrecondition if the agent of a host is too old to execute GuestRequests. Such an agent
-// does not answer them.
-func (s *Service) checkGuestCalls(id cloud.NodeID) error {
+// checkAgent returns FailedPrecondition if the agent of a host does not have a feature, because it is too old. Such an
+// agent does not answer requests that need the feature. The parameter purpose completes the sentence "the agent is too
+// old to".
+func (s *Service) checkAgent(id cloud.NodeID, feature, purpose string) error {
 	var n *cloud.Node
 	err := s.opts.Store.Local(func(v *store.View) (err error) { n, err = Nodes.Get(v, string(id)); return err })
 	if err != nil || n == nil {
 		return err // read returns an error for a host that does not exist
 	}
-	if n.MissingFeature([]string{cloud.FeatureGuestCalls}) == "" {
+	if n.MissingFeature([]string{feature}) == "" {
 		return nil
 	}
 	return fault.New(fault.FailedPrecondition,
-		"the agent of the VM's host is too old to call guest agents: an operator must upgrade it, or migrate the VM").
+		"the agent of the VM's host is too old to %s: an operator must upgrade it, or migrate the VM", purpose).
 		WithReason("HOST_TOO_OLD")
 }
 

@@ -22,7 +22,7 @@ import (
 func TestGuestCall(t *testing.T) {
 	w := newWorld(t)
 	a := w.host(1, 1)
-	w.enableGuestCalls(a.id)
+	w.enableFeature(a.id, cloud.FeatureGuestCalls)
 	s := a.watch(t)
 	s.all()
 	type end struct {
@@ -80,7 +80,7 @@ func TestGuestCall(t *testing.T) {
 func TestInterruptedGuestCall(t *testing.T) {
 	w := newWorld(t)
 	a := w.host(1, 1)
-	w.enableGuestCalls(a.id)
+	w.enableFeature(a.id, cloud.FeatureGuestCalls)
 	s := a.watch(t)
 	s.all()
 	call := func(r *agentv1.GuestRequest) *fault.Fault {
@@ -131,8 +131,8 @@ func TestGuestCallOfOldAgent(t *testing.T) {
 	require.Equal(t, []any{fault.FailedPrecondition, "HOST_TOO_OLD", false}, []any{f.Kind, f.Reason, f.Retry})
 }
 
-// enableGuestCalls records that the agent of a host executes calls of guest agents.
-func (w *world) enableGuestCalls(id cloud.NodeID) {
+// enableFeature records that the agent of a host has a feature.
+func (w *world) enableFeature(id cloud.NodeID, feature string) {
 	w.update(func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(id))
 		if err != nil {
@@ -141,7 +141,7 @@ func (w *world) enableGuestCalls(id cloud.NodeID) {
 		if n == nil {
 			n = &cloud.Node{ID: id}
 		}
-		n.Features = map[string]string{cloud.FeatureGuestCalls: ""}
+		n.Features = map[string]string{feature: ""}
 		Nodes.Put(tx, n, string(id))
 		return nil
 	})
@@ -166,7 +166,7 @@ func TestGuestCallLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
 	s.openSession("host", func(error) {})
-	w.enableGuestCalls("host")
+	w.enableFeature("host", cloud.FeatureGuestCalls)
 	ctx, cancel := context.WithCancel(limited(t))
 	ends := make(chan error, maxGuestCalls)
 	open := 0

@@ -233,6 +233,21 @@ func TestCallsAreReportedToTheAuditor(t *testing.T) {
 	}
 }
 
+// TestEndOfRecordedCallIsNotReported checks that a call that the audit has recorded as successful is not recorded again
+// when it ends with an error, whatever the error is.
+func TestEndOfRecordedCallIsNotReported(t *testing.T) {
+	const attach = "/console.v1.ConsoleService/AttachConsole"
+	for _, kind := range []fault.Kind{fault.Unavailable, fault.Canceled, fault.Unauthenticated} {
+		c := caller(cloud.ProofPassword, cloud.Tenant{})
+		var a countingAuditor
+		ReportFailure(&a, c, attach, fault.New(kind, "no"), "", "")
+		require.Equal(t, 1, a.failed)
+		c.Recorded = true
+		ReportFailure(&a, c, attach, fault.New(kind, "no"), "", "")
+		require.Equal(t, 1, a.failed)
+	}
+}
+
 // TestAuditQuotesNoGuest checks that the text of a guest, which can repeat a password, does not reach the audit.
 func TestAuditQuotesNoGuest(t *testing.T) {
 	var a countingAuditor

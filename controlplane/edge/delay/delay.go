@@ -1,5 +1,5 @@
-// Package delay delays responses to callers whose calls a member refuses often. A client that waits for each response
-// then sends fewer calls. A single refusal costs little, but on a small host thousands of them per second slow down
+// Package delay delays responses to callers whose calls a member refuses often, or tells which calls exceed the rate of
+// their caller. A client that waits for each response then sends fewer calls. A single refusal costs little, but on a small host thousands of them per second slow down
 // other callers. The main type is Answers.
 //
 // The package must not know calls or callers: a key identifies the caller, such as an address or an org.
@@ -19,7 +19,7 @@ type Limits struct {
 	// Every is sent without delay.
 	Burst int
 	Every time.Duration
-	// Longest is the longest delay of a response.
+	// Longest is the longest delay of a response. Allow does not use it.
 	Longest time.Duration
 }
 
@@ -75,14 +75,7 @@ func (a *Answers) take(key string) (time.Duration, *caller) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.Now()
-	c := a.callers[key]
-	if c == nil {
-		if len(a.callers) >= maxCallers {
-			a.evict(now)
-		}
-		c = &caller{rate: rate.NewLimiter(rate.Every(a.limits.Every), a.limits.Burst)}
-		a.callers[key] = c
-	}
+	c := a.find(key, now)
 	turn := c.rate.ReserveN(now, 1)
 	wait := turn.DelayFrom(now)
 	if wait > a.limits.Longest {
@@ -96,6 +89,28 @@ func (a *Answers) take(key string) (time.Duration, *caller) {
 	c.delayed++
 	a.delayed++
 	return wait, c
+}
+
+// Allow counts a call of the caller that key identifies, and reports whether the caller is within its rate. It does not
+// count calls that it does not allow.
+func (a *Answers) Allow(key string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.Now()
+	return a.find(key, now).rate.AllowN(now, 1)
+}
+
+// find returns the caller with a key. It adds a caller that is not known. The caller of find must have locked a.mu.
+func (a *Answers) find(key string, now time.Time) *caller {
+	c := a.callers[key]
+	if c == nil {
+		if len(a.callers) >= maxCallers {
+			a.evict(now)
+		}
+		c = &caller{rate: rate.NewLimiter(rate.Every(a.limits.Every), a.limits.Burst)}
+		a.callers[key] = c
+	}
+	return c
 }
 
 // evict removes one caller that has no delayed responses. It inspects up to 16 such callers, and removes the one that

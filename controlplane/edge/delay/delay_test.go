@@ -42,6 +42,23 @@ func TestResponsesAboveTheRateAreDelayed(t *testing.T) {
 	require.Empty(t, since())
 }
 
+// TestAllow checks that calls above the rate of their caller are not allowed, that these calls do not count, and that
+// other callers are not affected.
+func TestAllow(t *testing.T) {
+	a, _ := newStopped()
+	at := a.Now()
+	for range limits.Burst {
+		require.True(t, a.Allow("a"))
+	}
+	for range 3 {
+		require.False(t, a.Allow("a"))
+	}
+	require.True(t, a.Allow("b"))
+	a.Now = func() time.Time { return at.Add(limits.Every) }
+	require.True(t, a.Allow("a"))
+	require.False(t, a.Allow("a"))
+}
+
 // TestDelayIsBounded checks that a delay is at most Longest, that responses above this limit do not extend later
 // delays, and that a delay ends with the call's context.
 func TestDelayIsBounded(t *testing.T) {

@@ -171,11 +171,27 @@ func (s *Server) reportFailure(r *http.Request, as auth.Method, err error) {
 	if err == nil {
 		return
 	}
-	f, ok := fault.From(err)
-	if !ok {
-		f = fault.New(fault.Internal, "internal error")
+	auth.ReportFailure(s.opts.Audit, auth.CallerOf(r.Context()), as, Outcome(err), RequestID(r.Context()), Remote(r))
+}
+
+// Outcome returns the fault that the audit records for a call that ended with err.
+func Outcome(err error) *fault.Fault {
+	if f, ok := fault.From(err); ok {
+		return f
 	}
-	auth.ReportFailure(s.opts.Audit, auth.CallerOf(r.Context()), as, f, RequestID(r.Context()), Remote(r))
+	if f := interrupted(err); f != nil {
+		return f
+	}
+	return fault.New(fault.Internal, "internal error")
+}
+
+// interrupted returns a DeadlineExceeded fault if err says that a call was canceled or timed out, and nil for all other
+// errors.
+func interrupted(err error) *fault.Fault {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return fault.New(fault.DeadlineExceeded, "the request was not finished in time").MayRetry()
+	}
+	return nil
 }
 
 // HandleBody adds a route like Handle whose request body may have up to limit bytes, and need not be JSON.
@@ -325,8 +341,8 @@ func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 	if f, ok := fault.From(err); ok {
 		return f
 	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return fault.New(fault.DeadlineExceeded, "the request was not finished in time").MayRetry()
+	if f := interrupted(err); f != nil {
+		return f
 	}
 	s.opts.Log.Error("request failed", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
 	return fault.New(fault.Internal, "internal error, request %s", id)

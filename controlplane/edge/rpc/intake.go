@@ -183,7 +183,7 @@ type metered struct {
 // ServerHandshake implements credentials.TransportCredentials. It refuses connections above the limits. It wraps every
 // other connection in a meter, which tracks the messages that arrive.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
+	leave, err := m.intake.conns.enter(NetworkOf(raw.RemoteAddr()), "")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -264,10 +264,11 @@ func Network(ctx context.Context) netip.Addr {
 	if !ok {
 		return netip.Addr{}
 	}
-	return networkOf(p.Addr)
+	return NetworkOf(p.Addr)
 }
 
-func networkOf(from net.Addr) netip.Addr {
+// NetworkOf returns what Network returns for a client with the given address.
+func NetworkOf(from net.Addr) netip.Addr {
 	tcp, ok := from.(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}

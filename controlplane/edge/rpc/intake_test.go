@@ -482,6 +482,6 @@ func TestNetworks(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
 	} {
-		require.Equal(t, want, networkOf(net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 1))).String())
+		require.Equal(t, want, NetworkOf(net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 1))).String())
 	}
 }

@@ -255,6 +255,9 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, err error) {
 	f, ok := fault.From(err)
 	if !ok {
+		f = interrupted(err)
+	}
+	if f == nil {
 		f = fault.New(fault.Internal, "internal error")
 	}
 	if e.opts.Public && auth.Open[auth.Method(method)] == "" {
@@ -341,16 +344,25 @@ func (e *edge) failure(id, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	// An error that wraps a status comes from another program and is not meant for the caller. Only its code is used.
-	s, _ := status.FromError(err)
-	switch {
-	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
-		return Status(fault.New(fault.Canceled, "the caller canceled the call")).Err()
-	case errors.Is(err, context.DeadlineExceeded), s.Code() == codes.DeadlineExceeded:
-		return Status(fault.New(fault.DeadlineExceeded, "the call was not finished in time")).Err()
+	if f := interrupted(err); f != nil {
+		return Status(f).Err()
 	}
 	e.opts.Log.Error("call failed", "req", id, "method", method, "err", err)
 	return Status(fault.New(fault.Internal, "internal error, request %s", id)).Err()
+}
+
+// interrupted returns a Canceled or DeadlineExceeded fault if err says that a call was canceled or timed out, and nil for
+// all other errors. An error that wraps a status comes from another program and is not meant for the caller. Only the
+// status code is used.
+func interrupted(err error) *fault.Fault {
+	s, _ := status.FromError(err)
+	switch {
+	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
+		return fault.New(fault.Canceled, "the caller canceled the call")
+	case errors.Is(err, context.DeadlineExceeded), s.Code() == codes.DeadlineExceeded:
+		return fault.New(fault.DeadlineExceeded, "the call was not finished in time")
+	}
+	return nil
 }
 
 // domain is the domain in the google.rpc.ErrorInfo of every error.

@@ -42,12 +42,12 @@ type ConsoleServiceClient interface {
 	// error when the VM has stopped. Nothing is repeated: after UNAVAILABLE, a caller attaches again, and continues the
 	// output of a serial port with from_offset and from_log. It also ends with UNAVAILABLE when the VM has been migrated to
 	// another host. After the caller has half-closed the stream, the host has 10 seconds to write the rest of the input;
-	// otherwise the stream ends with DEADLINE_EXCEEDED. The start is recorded in the audit. As with every stream, the token and
-	// the role are checked again every second.
+	// otherwise the stream ends with DEADLINE_EXCEEDED. The audit records the start of a session, or that it could not be
+	// started, but not its end. As with every stream, the token and the role are checked again every second.
 	//
 	// FAILED_PRECONDITION with reason CONSOLE_IN_USE: another session writes to the serial port; CONSOLE_TAKEN_OVER: another
-	// session has set take_over; NO_DISPLAY: the VM was started by an agent of an earlier
-	// version, without a display: stop and start it;
+	// session has set take_over; NO_DISPLAY: the VM was started by an agent of an earlier version, without a display: stop
+	// and start it; HOST_TOO_OLD: the agent of the host does not know consoles;
 	// without a reason: the VM is not running or not placed on a host. DEADLINE_EXCEEDED with reason CONSOLE_IDLE: no byte
 	// was sent in either direction for 30 minutes, or the caller did not read for one minute.
 	// RESOURCE_EXHAUSTED with reason TOO_MANY_SESSIONS: more than 8 sessions of the VM, 16 of the project or 32 of the org on one host. NOT_FOUND: the VM. UNAVAILABLE: the host is not connected, or
@@ -129,12 +129,12 @@ type ConsoleServiceServer interface {
 	// error when the VM has stopped. Nothing is repeated: after UNAVAILABLE, a caller attaches again, and continues the
 	// output of a serial port with from_offset and from_log. It also ends with UNAVAILABLE when the VM has been migrated to
 	// another host. After the caller has half-closed the stream, the host has 10 seconds to write the rest of the input;
-	// otherwise the stream ends with DEADLINE_EXCEEDED. The start is recorded in the audit. As with every stream, the token and
-	// the role are checked again every second.
+	// otherwise the stream ends with DEADLINE_EXCEEDED. The audit records the start of a session, or that it could not be
+	// started, but not its end. As with every stream, the token and the role are checked again every second.
 	//
 	// FAILED_PRECONDITION with reason CONSOLE_IN_USE: another session writes to the serial port; CONSOLE_TAKEN_OVER: another
-	// session has set take_over; NO_DISPLAY: the VM was started by an agent of an earlier
-	// version, without a display: stop and start it;
+	// session has set take_over; NO_DISPLAY: the VM was started by an agent of an earlier version, without a display: stop
+	// and start it; HOST_TOO_OLD: the agent of the host does not know consoles;
 	// without a reason: the VM is not running or not placed on a host. DEADLINE_EXCEEDED with reason CONSOLE_IDLE: no byte
 	// was sent in either direction for 30 minutes, or the caller did not read for one minute.
 	// RESOURCE_EXHAUSTED with reason TOO_MANY_SESSIONS: more than 8 sessions of the VM, 16 of the project or 32 of the org on one host. NOT_FOUND: the VM. UNAVAILABLE: the host is not connected, or
