@@ -158,16 +158,36 @@ type handshakes struct {
 	all []net.Conn
 }
 
-// add adds a connection. If there are too many, add closes the oldest one. Connections of programs that are not the peer
-// can therefore not keep the peer from connecting, because a handshake of the peer takes milliseconds.
+// add adds a connection. If there are too many, add closes the oldest one from the address that has the most. A program
+// on another host can therefore not close the connections of the peer, however many it opens.
 func (h *handshakes) add(conn net.Conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.all) == maxHandshakes {
-		_ = h.all[0].Close()
-		h.all = h.all[1:]
-	}
 	h.all = append(h.all, conn)
+	if len(h.all) <= maxHandshakes {
+		return
+	}
+	number := map[string]int{}
+	for _, one := range h.all {
+		number[hostOf(one)]++
+	}
+	victim := h.all[0]
+	for _, one := range h.all[1:] {
+		if number[hostOf(one)] > number[hostOf(victim)] {
+			victim = one
+		}
+	}
+	_ = victim.Close()
+	h.all = slices.DeleteFunc(h.all, func(c net.Conn) bool { return c == victim })
+}
+
+// hostOf returns the address of a connection's client without the port.
+func hostOf(conn net.Conn) string {
+	host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+	if err != nil {
+		return conn.RemoteAddr().String()
+	}
+	return host
 }
 
 func (h *handshakes) remove(conn net.Conn) {
@@ -191,7 +211,7 @@ func (p *process) serve(ctx context.Context, l net.Listener) {
 		opening.add(conn)
 		go func() {
 			defer conn.Close()
-			one, other, err := p.openStream(ctx, conn)
+			one, other, err := p.openStream(ctx, conn, func() { opening.remove(conn) })
 			opening.remove(conn)
 			if err != nil {
 				return
@@ -202,15 +222,15 @@ func (p *process) serve(ctx context.Context, l net.Listener) {
 }
 
 // openStream reads the request of a new connection and opens the stream. It returns the two connections between which
-// data must be copied.
-func (p *process) openStream(ctx context.Context, conn net.Conn) (one, other duplex, err error) {
+// data must be copied. It calls verified when the client has proved at the target that it is the peer.
+func (p *process) openStream(ctx context.Context, conn net.Conn, verified func()) (one, other duplex, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	_ = conn.SetDeadline(time.Now().Add(openTimeout))
 	if p.Role == Source {
 		one, other, err = p.openAtSource(ctx, conn.(*net.UnixConn))
 	} else {
-		one, other, err = p.openAtTarget(ctx, conn)
+		one, other, err = p.openAtTarget(ctx, conn, verified)
 	}
 	_ = conn.SetDeadline(time.Time{})
 	return one, other, err
@@ -264,13 +284,14 @@ func (p *process) request(stream string) string {
 	return fmt.Sprintf("trivet-migration/1 %s %d %s", p.VM, p.Attempt, stream)
 }
 
-// openAtTarget verifies the source and connects the requested stream to QEMU.
-func (p *process) openAtTarget(ctx context.Context, raw net.Conn) (one, other duplex, err error) {
+// openAtTarget verifies the source, calls verified, and connects the requested stream to QEMU.
+func (p *process) openAtTarget(ctx context.Context, raw net.Conn, verified func()) (one, other duplex, err error) {
 	setUserTimeout(raw)
 	conn := tls.Server(raw, p.tls)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, nil, err
 	}
+	verified()
 	line, err := readLine(conn)
 	if err != nil {
 		return nil, nil, err

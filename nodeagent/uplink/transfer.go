@@ -103,7 +103,7 @@ func (t *transfers) cancelAll() {
 	select {
 	case <-ended:
 	case <-time.After(cancelWait):
-		t.log.Warn("transfers did not end, because a file system does not respond", "kind", t.kind)
+		t.log.Warn("transfers did not end in time: a file system or a process may not respond", "kind", t.kind)
 	}
 }
 

@@ -66,7 +66,9 @@ func (s *Service) Drain(ctx context.Context, id cloud.NodeID, force bool, second
 
 func (s *Service) drainOnLeader(ctx context.Context, q drainRequest) (out cloud.Node, err error) {
 	by := auth.CallerOf(ctx).Name()
+	changed := false
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		changed = false
 		n, err := Nodes.Get(tx, string(q.Node))
 		switch {
 		case err != nil:
@@ -90,11 +92,11 @@ func (s *Service) drainOnLeader(ctx context.Context, q drainRequest) (out cloud.
 		d.Force, d.Deadline = q.Force, tx.Now()+cloud.Time(q.Seconds)*1000
 		n.Drain, n.Cordoned, n.UpdatedAt = &d, true, tx.Now()
 		Nodes.Put(tx, n, string(q.Node))
-		out = *n
+		out, changed = *n, true
 		return nil
 	})
-	if err == nil {
-		s.opts.Log.Info("a host is drained", "node", q.Node, "by", by, "force", q.Force, "seconds", q.Seconds)
+	if err == nil && changed {
+		s.opts.Log.Info("the drain of a host has begun or was changed", "node", q.Node, "by", by, "force", q.Force, "seconds", q.Seconds)
 	}
 	return out, err
 }

@@ -20,18 +20,30 @@ import (
 // DrainEvery is the interval at which package leader calls StepDrains on the leader.
 const DrainEvery = time.Second
 
-// ReasonInMaintenance is the reason in the error of Start if the VM's host is in maintenance.
-const ReasonInMaintenance = "NODE_IN_MAINTENANCE"
+// ReasonInMaintenance is the reason in the error of Start if the VM's host is in maintenance, and ReasonDraining if the
+// host is drained with force.
+const (
+	ReasonInMaintenance = "NODE_IN_MAINTENANCE"
+	ReasonDraining      = "NODE_DRAINING"
+)
 
-// checkMaintenance returns FailedPrecondition if the VM's host is in maintenance, where no VM may be started. The read of
-// the host's record is guarded, so that the host cannot change to maintenance while the VM is started.
+// checkMaintenance returns FailedPrecondition if the VM's host is in maintenance, where no VM may be started, or is drained
+// with force. In the latter case a user who starts a VM whenever the drain has shut it down would keep the drain from
+// its end. The read of the host's record is guarded, so that the host cannot change to maintenance while the VM is started.
 func checkMaintenance(tx *store.Tx, vm *cloud.VM) error {
 	if vm.Node == "" || mutant.On(mutant.StartInMaintenance) {
 		return nil
 	}
 	n, err := node.Nodes.Get(tx, string(vm.Node))
-	if err != nil || n == nil || !n.InMaintenance() {
+	if err != nil || n == nil {
 		return err
+	}
+	if n.Draining() && n.Drain.Force {
+		return fault.New(fault.FailedPrecondition, "cannot start VM %s: its host %s is drained, which shuts VMs down; try again when the maintenance has ended", vm.Name, n.Name).
+			WithReason(ReasonDraining)
+	}
+	if !n.InMaintenance() {
+		return nil
 	}
 	return fault.New(fault.FailedPrecondition, "cannot start VM %s: its host %s is in maintenance; try again when the maintenance has ended", vm.Name, n.Name).
 		WithReason(ReasonInMaintenance)
@@ -175,8 +187,12 @@ const maxNamedVMs = 5
 func (d *drained) result(plan drain.Plan) string {
 	var named []string
 	n := 0
+	left := map[cloud.VMID]bool{}
+	for _, vm := range d.vms {
+		left[vm.ID] = vm.Activity == drain.Removing
+	}
 	for _, one := range plan.Decisions {
-		if one.Status == drain.Stays {
+		if one.Status == drain.Stays || left[one.VM] {
 			continue
 		}
 		if n++; n > maxNamedVMs {
@@ -194,6 +210,9 @@ func (d *drained) result(plan drain.Plan) string {
 	}
 	if n > maxNamedVMs {
 		named = append(named, fmt.Sprintf("and %d more", n-maxNamedVMs))
+	}
+	if n == 0 {
+		return "timeout: the host has not deleted the files of VMs that have left it"
 	}
 	return fmt.Sprintf("timeout: %d VMs are still on the host: %s", n, strings.Join(named, "; "))
 }
@@ -219,16 +238,19 @@ func (s *Service) beginMaintenance(ctx context.Context, id cloud.NodeID) error {
 
 // expireDrain ends a drain whose deadline has passed. The host stays cordoned.
 func (s *Service) expireDrain(ctx context.Context, id cloud.NodeID, result string) error {
+	expired := false
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
+		expired = false
 		n, err := node.Nodes.Get(tx, string(id))
 		if err != nil || n == nil || !n.Draining() || tx.Now() < n.Drain.Deadline {
 			return err
 		}
 		n.EndDrain(cloud.DrainIncomplete, result, tx.Now())
 		node.Nodes.Put(tx, n, string(id))
+		expired = true
 		return nil
 	})
-	if err == nil {
+	if err == nil && expired {
 		s.opts.Log.Warn("a drain has not emptied its host in time", "node", id, "result", result)
 	}
 	return err

@@ -275,6 +275,8 @@ func TestDrainNamesWhatStays(t *testing.T) {
 			require.Equal(t, []cloud.State{cloud.Stopping, cloud.Stopping}, []cloud.State{w.get(fixed).State, w.get(large).State})
 			require.EqualValues(t, cloud.DefaultStop, w.get(fixed).Desired.GraceMS)
 			w.report(fixed, cloud.ObservedBuilt)
+			_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: fixed, Action: start})
+			require.Equal(t, ReasonDraining, reasonOf(err), "the drain would have to shut the VM down again")
 			w.stepDrains()
 			require.True(t, w.Node(h1).Draining(), "a host with a VM that stops is in maintenance")
 			w.report(large, cloud.ObservedBuilt)

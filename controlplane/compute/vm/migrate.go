@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"time"
 
@@ -130,6 +131,11 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 			return err
 		}
 	}
+	if why == "" {
+		if why, err = oldAgentOfPool(tx, vm); err != nil {
+			return err
+		}
+	}
 	if why == "" && s.opts.Nodes.Unresponsive(vm.Node) {
 		why = "is on a host that does not answer: wait, or fence the host"
 	}
@@ -167,6 +173,42 @@ func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node) (string
 		return "has volumes, and is on a host that " + source.FeatureShortage(volumeMigration), nil
 	}
 	return volume.NotMigratable(r, vm.Tenant(), volumes)
+}
+
+// oldAgentOfPool returns the reason why a VM with volumes in shared pools cannot be migrated while a host that shares one
+// of the pools has an agent of an earlier version, or "" if there is no such host. Agents of earlier versions lock only
+// one byte of a volume's file, which is not the byte that the target of a migration locks. Such an agent could therefore
+// open a volume that the target has open. The text is the predicate of a sentence whose subject is the VM.
+func oldAgentOfPool(tx *store.Tx, vm *cloud.VM) (string, error) {
+	var inPools []*cloud.Volume
+	for _, id := range vm.Spec.Volumes() {
+		v, err := volume.Lookup(tx, vm.Tenant(), id)
+		if err != nil {
+			return "", err
+		}
+		if v.PoolID != "" {
+			inPools = append(inPools, v)
+		}
+	}
+	if len(inPools) == 0 {
+		return "", nil
+	}
+	hosts, _, err := node.Nodes.List(tx.Unguarded(), 0)
+	if err != nil {
+		return "", err
+	}
+	for _, host := range hosts {
+		if host.Value.MissingFeature(volumeMigration) == "" {
+			continue
+		}
+		for _, v := range inPools {
+			if host.Value.PoolID(v.Pool) == v.PoolID {
+				return fmt.Sprintf("has the volume %s, whose storage pool %s is shared by the host %s, and the agent of that host is "+
+					"too old: upgrade it, or evict the host", v.Name, v.Pool, host.Value.Name), nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // volumeMigration is the feature that the hosts of a migration need if the VM has volumes.

@@ -320,6 +320,13 @@ func TestMigrationNeedsBaselineCPU(t *testing.T) {
 	w.migrate(common.ID, other)
 	require.Equal(t, "Nehalem-v1", w.assignedTo(other, common.ID).GetCpuModel())
 
+	stopped := w.create("stopped", func(r *CreateRequest) { r.Spec.CPU = &cloud.CPU{VCPUs: 1, Model: "Nehalem-v1"} })
+	w.report(stopped.ID, cloud.ObservedBuilt)
+	require.Empty(t, stopped.BaselineCPU)
+	_, err = w.vms.Update(w.as(acme, ""), acme, stopped.ID, Change{CPU: &cloud.CPU{VCPUs: 1}})
+	require.NoError(t, err)
+	require.Equal(t, "Nehalem-v1", w.get(stopped.ID).CPUModel(), "a VM without its own model needs a baseline")
+
 	for _, model := range []string{"host", "max", ""} {
 		w.update(func(tx *store.Tx) {
 			vm := *alone

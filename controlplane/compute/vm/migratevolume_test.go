@@ -102,6 +102,28 @@ func TestMigrationOfVolume(t *testing.T) {
 	require.Equal(t, vm.ID, w.getVolume(id).VM, "the volume was detached from the VM")
 }
 
+// TestMigrationBesideOldAgent checks that a VM with a volume in a shared pool is not migrated while a host that shares the
+// pool, though not one of the two hosts of the migration, has an agent that locks volumes otherwise.
+func TestMigrationBesideOldAgent(t *testing.T) {
+	w := newWorld(t)
+	w.volumeHost("n1")
+	vm := w.running("web")
+	target := w.volumeHost("n2")
+	old := w.volumeHost("n3", func(n *cloud.Node) { n.Features = nil })
+	_, err := w.vms.Migrate(w.as(acme, ""), acme, vm.ID, target, 0, false, [32]byte{})
+	require.Equal(t, ReasonNotMigratable, reasonOf(err))
+	require.ErrorContains(t, err, "the host n3")
+	require.Equal(t, cloud.Running, w.get(vm.ID).State)
+	_, err = w.store.Update(t.Context(), func(tx *store.Tx) error {
+		n, err := node.Nodes.Get(tx, string(old))
+		n.StoragePools[0].ID = "00000000-0000-7000-b000-000000000002"
+		node.Nodes.Put(tx, n, string(old))
+		return err
+	})
+	require.NoError(t, err)
+	w.migrate(vm.ID, target) // the pool of the old host is another directory now
+}
+
 // TestMigrationOfVolumeIsUndone ends migrations of a VM with a volume, before and after the switchover. The source has the
 // volume afterwards, after the switchover with a new generation, and the target does not have it.
 func TestMigrationOfVolumeIsUndone(t *testing.T) {
@@ -193,21 +215,23 @@ func TestMigrationOfVolumeIsRefused(t *testing.T) {
 	w.volumeHost("n1")
 	vm := w.running("web")
 	id := vm.Spec.Volumes()[0]
-	hosts := map[string]cloud.NodeID{
-		"does not serve volume-migration": w.volumeHost("old", old),
-		"pool": w.volumeHost("elsewhere", func(n *cloud.Node) {
-			n.StoragePools = []cloud.StoragePool{{Name: "local", AllocatableGiB: 100, ID: "00000000-0000-7000-b000-000000000002", Shared: true}}
-		}),
-	}
 	refused := func(to cloud.NodeID, text string) {
 		t.Helper()
 		_, err := w.vms.Migrate(w.as(acme, ""), acme, vm.ID, to, 0, false, [32]byte{})
 		require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 		require.ErrorContains(t, err, text)
 	}
-	for text, host := range hosts {
-		refused(host, text)
-	}
+	refused(w.volumeHost("elsewhere", func(n *cloud.Node) {
+		n.StoragePools = []cloud.StoragePool{{Name: "local", AllocatableGiB: 100, ID: "00000000-0000-7000-b000-000000000002", Shared: true}}
+	}), "pool")
+	aged := w.volumeHost("old", old)
+	refused(aged, "is shared by the host old, and the agent of that host is too old")
+	w.update(func(tx *store.Tx) {
+		n, err := node.Nodes.Get(tx, string(aged))
+		require.NoError(t, err)
+		n.Features = map[string]string{cloud.FeatureVolumeMigration: ""}
+		node.Nodes.Put(tx, n, string(aged))
+	})
 	good := w.volumeHost("good")
 	w.update(func(tx *store.Tx) {
 		require.NoError(t, volume.AddSnapshot(tx, acme, &cloud.Snapshot{ID: "00000000-0000-7000-c000-000000000001", Name: "s", Volume: id}))

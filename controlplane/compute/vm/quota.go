@@ -10,21 +10,22 @@ import (
 // amountOf returns how much of its project's quota a VM uses. The VM uses it from its creation to its deletion, even
 // while it is stopped.
 func amountOf(vm *cloud.VM) tenant.Amount {
-	need := vm.Reserved()
-	return tenant.Amount{VCPUs: need.AllVCPUs(), MemoryMiB: need.AllMemoryMiB(), StorageGiB: need.StorageGiB, VMs: 1}
+	return amountOfCapacity(vm.Reserved()).Plus(tenant.Amount{VMs: 1})
+}
+
+// amountOfCapacity returns how much of a quota the reserved capacity of a VM uses.
+func amountOfCapacity(c cloud.Capacity) tenant.Amount {
+	return tenant.Amount{VCPUs: c.AllVCPUs(), MemoryMiB: c.AllMemoryMiB(), StorageGiB: c.StorageGiB}
 }
 
 // releaseQuota subtracts the difference between before and vm.Reserved from the usage of the project and the org. The
 // parameter before is the VM's reserved capacity before a change.
 func releaseQuota(tx *store.Tx, vm *cloud.VM, before cloud.Capacity) error {
-	now := vm.Reserved()
-	less := before.Minus(now)
-	memory := before.AllMemoryMiB() - min(before.AllMemoryMiB(), now.AllMemoryMiB())
-	vcpus := before.AllVCPUs() - min(before.AllVCPUs(), now.AllVCPUs())
-	if less == (cloud.Capacity{}) {
+	less := amountOfCapacity(before).Minus(amountOfCapacity(vm.Reserved()))
+	if less == (tenant.Amount{}) {
 		return nil
 	}
-	return tenant.Give(tx, vm.Tenant(), tenant.Machines, tenant.Amount{VCPUs: vcpus, MemoryMiB: memory, StorageGiB: less.StorageGiB})
+	return tenant.Give(tx, vm.Tenant(), tenant.Machines, less)
 }
 
 // releaseReserved releases the difference between before and vm.Reserved on the VM's host and in the quotas. The

@@ -180,6 +180,15 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 			return err
 		}
 	}
+	if spec.CPU.Model == "" && before.Spec.CPU.Model != "" && vm.BaselineCPU == "" {
+		host, err := node.Nodes.Get(tx, string(vm.Node))
+		if err != nil {
+			return err
+		}
+		if host != nil {
+			vm.BaselineCPU = s.opts.Nodes.BaselineCPU(host.Architecture)
+		}
+	}
 	if err := s.reserve(tx, vm, before, cmp.Or(spec.CPU.Model, vm.BaselineCPU)); err != nil {
 		return err
 	}
