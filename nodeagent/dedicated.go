@@ -26,7 +26,7 @@ func readCPUs(list, system string) (c hostCPUs, err error) {
 	if err != nil {
 		return c, fmt.Errorf("dedicated_cpus: %w", err)
 	}
-	online, err := pinning.ParseList(strings.TrimSpace(string(text)))
+	online, err := pinning.ParseKernelList(string(text))
 	if err != nil {
 		return c, fmt.Errorf("dedicated_cpus: %w", err)
 	}

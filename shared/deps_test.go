@@ -147,7 +147,7 @@ var others = map[string][]string{
 	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},
 
 	"nodeagent/qmp":       {"shared/retry"},
-	"nodeagent/facts":     {"nodeagent/qmp"},
+	"nodeagent/facts":     {"nodeagent/pinning", "nodeagent/qmp"},
 	"nodeagent/cgroup":    {"shared/retry"},
 	"nodeagent/console":   {},
 	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},

@@ -26,6 +26,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/nodeagent/pinning"
 )
 
 // Resources is an amount of host resources, in the units of NodeCapacity in vmcontroller.v1.
@@ -98,29 +100,13 @@ func capacity(dir string) (Resources, error) {
 		return Resources{}, fmt.Errorf("read size of the file system of %s: %w", dir, err)
 	}
 	r := Resources{StorageGiB: storageGiB(system.Blocks, system.Bfree, system.Bavail, uint64(system.Frsize))}
-	if r.VCPUs, err = countCPUs(string(online)); err != nil {
-		return Resources{}, err
+	cpus, err := pinning.ParseKernelList(string(online))
+	if err != nil {
+		return Resources{}, fmt.Errorf("count processors: %w", err)
 	}
+	r.VCPUs = uint32(len(cpus))
 	r.MemoryMiB, err = memoryMiB(string(meminfo))
 	return r, err
-}
-
-// countCPUs returns the number of CPUs in a kernel CPU list such as "0-3,5".
-func countCPUs(list string) (uint32, error) {
-	var n uint32
-	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
-		}
-		a, errA := strconv.ParseUint(from, 10, 16)
-		b, errB := strconv.ParseUint(to, 10, 16)
-		if errA != nil || errB != nil || b < a {
-			return 0, fmt.Errorf("count processors: bad list %q", list)
-		}
-		n += uint32(b-a) + 1
-	}
-	return n, nil
 }
 
 // memoryMiB returns MemTotal from the text of /proc/meminfo, in MiB, rounded down. MemTotal includes memory reserved

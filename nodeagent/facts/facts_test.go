@@ -58,17 +58,6 @@ func TestOvercommitIsChecked(t *testing.T) {
 	require.ErrorContains(t, Overcommit{Storage: math.Inf(1)}.Validate(), "+Inf")
 }
 
-func TestCountCPUs(t *testing.T) {
-	for list, want := range map[string]uint32{
-		"0\n": 1, "0-1\n": 2, "0-3,5,8-15\n": 13, "0-65535": 65536,
-		"": 0, "\n": 0, "3-1": 0, "0-": 0, "a": 0, "0,,1": 0, "-1": 0, "0-99999999999": 0,
-	} {
-		n, err := countCPUs(list)
-		require.Equal(t, want, n, "%q", list)
-		require.Equal(t, want == 0, err != nil, "%q", list)
-	}
-}
-
 func TestMemoryMiB(t *testing.T) {
 	n, err := memoryMiB("MemTotal:        8134567 kB\nMemFree:          123456 kB\n")
 	require.NoError(t, err)

@@ -17,24 +17,37 @@ import (
 	"sync"
 )
 
-// maxCPU is the highest CPU number that ParseList accepts.
-const maxCPU = 1023
+// Highest CPU numbers: of a CPU on which a thread can be fixed (unix.CPUSet), and of a CPU in a list of the kernel.
+const (
+	maxCPU       = 1023
+	maxKernelCPU = 65535
+)
 
-// ParseList returns the CPUs in a list such as "2-5,8", sorted. The empty list has no CPUs.
+// ParseList returns the CPUs in a list such as "2-5,8", sorted, with numbers up to maxCPU. The empty list has no CPUs.
 func ParseList(list string) ([]int, error) {
+	if list == "" {
+		return nil, nil
+	}
+	return parse(list, maxCPU)
+}
+
+// ParseKernelList returns the CPUs in the text of a file of the kernel such as /sys/devices/system/cpu/online, sorted. It
+// returns an error if the list is empty.
+func ParseKernelList(text string) ([]int, error) { return parse(strings.TrimSpace(text), maxKernelCPU) }
+
+// parse returns the CPUs in a list that is not empty, sorted, with numbers up to highest.
+func parse(list string, highest uint64) ([]int, error) {
 	var cpus []int
 	for part := range strings.SplitSeq(list, ",") {
-		if part = strings.TrimSpace(part); part == "" && list == "" {
-			return nil, nil
-		}
+		part = strings.TrimSpace(part)
 		from, to, isRange := strings.Cut(part, "-")
 		if !isRange {
 			to = from
 		}
 		first, err := strconv.ParseUint(from, 10, 16)
 		last, err2 := strconv.ParseUint(to, 10, 16)
-		if err != nil || err2 != nil || last < first || last > maxCPU {
-			return nil, fmt.Errorf("%q is not a list of CPUs such as 2-5,8 with numbers up to %d", list, maxCPU)
+		if err != nil || err2 != nil || last < first || last > highest {
+			return nil, fmt.Errorf("%q is not a list of CPUs such as 2-5,8 with numbers up to %d", list, highest)
 		}
 		for cpu := first; cpu <= last; cpu++ {
 			cpus = append(cpus, int(cpu))

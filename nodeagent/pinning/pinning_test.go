@@ -23,6 +23,19 @@ func TestParseList(t *testing.T) {
 	}
 }
 
+// TestParseKernelList checks that lists of the kernel are counted completely, also on hosts with more CPUs than a thread
+// can be fixed on, and that an empty list is an error.
+func TestParseKernelList(t *testing.T) {
+	for list, want := range map[string]int{
+		"0\n": 1, "0-1\n": 2, "0-3,5,8-15\n": 13, "0-65535": 65536,
+		"": 0, "\n": 0, "3-1": 0, "0-": 0, "a": 0, "0,,1": 0, "-1": 0, "0-65536": 0, "0-99999999999": 0,
+	} {
+		cpus, err := ParseKernelList(list)
+		require.Len(t, cpus, want, "%q", list)
+		require.Equal(t, want == 0, err != nil, "%q", list)
+	}
+}
+
 func TestReadNodes(t *testing.T) {
 	dir := t.TempDir()
 	nodes, err := ReadNodes(filepath.Join(dir, "missing"))
