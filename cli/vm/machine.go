@@ -12,11 +12,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// machineFlags are the flags of `trivet vm create` for the firmware, the TPM, the clock and the CD-ROM drive. Most of
-// them are metadata of the VM.
+// machineFlags are the flags of `trivet vm create` for the firmware, the TPM, the clock, the CD-ROM drive and the CPUs of
+// the host. Most of them are metadata of the VM.
 type machineFlags struct {
-	firmware, osType, rtc, cdrom string
-	secureBoot, tpm              bool
+	firmware, osType, rtc, cdrom, cpuPolicy string
+	secureBoot, tpm                         bool
 }
 
 func (f *machineFlags) register(p *pflag.FlagSet) {
@@ -25,6 +25,7 @@ func (f *machineFlags) register(p *pflag.FlagSet) {
 	p.BoolVar(&f.tpm, "tpm", false, "give the VM a TPM 2.0")
 	p.StringVar(&f.cdrom, "cdrom", "", "image in the CD-ROM drive, by name or ID; the VM boots from it if no disk boots")
 	p.StringVar(&f.osType, "os-type", "", "linux or windows: devices for which the guest has drivers; the default is linux")
+	p.StringVar(&f.cpuPolicy, "cpu-policy", "", "shared or dedicated: dedicated CPUs of the host run only this VM; the default is shared")
 	p.StringVar(&f.rtc, "rtc", "", "utc or localtime: time of the guest's clock; the default depends on --os-type")
 }
 
@@ -41,6 +42,7 @@ func (f *machineFlags) addTo(metadata map[string]string) (map[string]string, err
 		{"firmware", cloud.FirmwareKey, f.firmware, []string{"bios", "uefi"}},
 		{"os-type", cloud.OSTypeKey, f.osType, []string{"linux", "windows"}},
 		{"rtc", cloud.RTCKey, f.rtc, []string{"utc", "localtime"}},
+		{"cpu-policy", cloud.CPUPolicyKey, f.cpuPolicy, []string{"shared", "dedicated"}},
 	} {
 		if one.value == "" {
 			continue
