@@ -192,6 +192,7 @@ var others = map[string][]string{
 	"e2e/lab":             {"protos/…", "controlplane/engine/clusterkey", "nodeagent/cgroup", "nodeagent/nsthread"},
 	"e2e/history":         {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest", "shared/cloud"},
 	"e2e/bench":           {"e2e/…", "nodeagent/uplink", "images/guest", "protos/…", "shared/…"},
+	"e2e/migrationbench":  {"e2e/…", "images/guest", "nodeagent/dhcp", "nodeagent/qmp", "protos/…", "shared/cloud"},
 	"e2e/bench/figure":    {},
 	"e2e/bench/libvirt":   {},
 	"e2e/bench/openloop":  {},
