@@ -33,6 +33,10 @@ func FenceOf(r store.Reader, id cloud.NodeID) (*Fence, error) { return fences.Ge
 // time that the host needs to power its VMs off, and for clocks of different speed.
 const LostTime = LeaseSeconds*1000 + 15_000
 
+// GatherTime is the time, in milliseconds, within which hosts that lose their power at once become lost. Their last
+// heartbeats were sent at different moments of the interval of heartbeats.
+const GatherTime = 10_000
+
 // ReasonAnswers is the reason in the error of FenceByHand if the host still answers.
 const ReasonAnswers = "NODE_ANSWERS"
 
@@ -133,6 +137,20 @@ func (s *Service) isLost(id cloud.NodeID, confirmed bool) bool {
 		limit = cloud.HeartbeatTimeout
 	}
 	return s.silent(id, s.opts.Steady().UnixMilli()) > limit
+}
+
+// MoreLost reports whether a host that is not lost yet will be lost within GatherTime, unless it sends a heartbeat. The
+// result is false on members other than the leader.
+func (s *Service) MoreLost() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.opts.Steady().UnixMilli()
+	for id := range s.nodes {
+		if silence := s.silent(id, now); silence > LostTime-GatherTime && silence <= LostTime {
+			return true
+		}
+	}
+	return false
 }
 
 // LeaseEnded reports whether the lease of a host has certainly ended, because the host has sent no heartbeat for more

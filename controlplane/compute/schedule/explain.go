@@ -16,12 +16,15 @@ const (
 	maxExamples = 3
 )
 
+// statePrefix begins the reason of a host that is not READY.
+const statePrefix = "is "
+
 // Detail is an entry of the details of a summary. Key is a host and Text its reason, or Key is a reason and Text says
 // for how many hosts it holds and names some of them.
 type Detail struct{ Key, Text string }
 
 // Summarize describes why no host fits. The length of the result is bounded. For at most maxListed hosts, details has
-// the reason of each host, and first the reason of one. For more hosts, the hosts are counted by reason, and first and
+// the reason of each host, and first the reason of one, if possible not its state. For more hosts, the hosts are counted by reason, and first and
 // details begin with the reason of the most hosts.
 func Summarize(refused []Refusal) (first string, details []Detail) {
 	if len(refused) == 0 {
@@ -31,7 +34,8 @@ func Summarize(refused []Refusal) (first string, details []Detail) {
 		for _, r := range refused {
 			details = append(details, Detail{r.Name, r.Reason})
 		}
-		return refused[0].Name + " " + refused[0].Reason, details
+		one := max(0, slices.IndexFunc(refused, func(r Refusal) bool { return !strings.HasPrefix(r.Reason, statePrefix) }))
+		return refused[one].Name + " " + refused[one].Reason, details
 	}
 	count := map[string]int{}
 	examples := map[string][]string{}

@@ -21,7 +21,7 @@ type filter struct {
 var filters = []filter{
 	{func(h *host, q *query) bool { return h.node.State(q.Now, h.lastSeen) != cloud.NodeReady },
 		func(h *host, q *query) Refusal {
-			return Refusal{Reason: "is " + h.node.State(q.Now, h.lastSeen).String()}
+			return Refusal{Reason: statePrefix + h.node.State(q.Now, h.lastSeen).String()}
 		}},
 	{func(h *host, _ *query) bool { return !h.class.kvm }, fixed("does not report the hypervisor KVM")},
 	{func(h *host, q *query) bool { return h.class.otherArchitecture(q.Request) }, fixed("is of another architecture")},

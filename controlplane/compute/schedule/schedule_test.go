@@ -127,6 +127,8 @@ func TestSummarize(t *testing.T) {
 	first, details := Summarize(refused)
 	require.Equal(t, "host-0 has 0 vCPUs free, 4 needed", first)
 	require.Equal(t, []Detail{{"host-0", "has 0 vCPUs free, 4 needed"}, {"host-1", "has 1 vCPUs free, 4 needed"}}, details)
+	first, _ = Summarize([]Refusal{{Name: "host-0", Reason: "is NOT_READY"}, {Name: "host-1", Reason: "has no room"}})
+	require.Equal(t, "host-1 has no room", first)
 	add(9000, "has %d vCPUs free, 4 needed", "has less than 4 vCPUs free")
 	add(1, "is CORDONED%.0d", "is CORDONED")
 	for i := range 20 {

@@ -27,18 +27,23 @@ const (
 	// rescanEvery is the time after which Recover reads the VMs of a lost host again. VMs may have become recoverable,
 	// for example by a change of their metadata.
 	rescanEvery = 10 * time.Second
+	// priorityTime is how long a VM that cannot be placed yet, because its volumes are attached to the lost host, keeps
+	// VMs with a lower priority from being placed. Otherwise these could take the last room.
+	priorityTime = 30 * time.Second
 )
 
 // Recover moves VMs from lost hosts to other hosts. It runs only on the leader. First it records for each lost host
 // with VMs that are Recoverable that the host is fenced, and changes these VMs to PENDING. Then it places PENDING VMs
-// whose volumes no lost host can write to any more, in the order of their priority. The failure of one host or of one VM
-// does not delay the others.
+// whose volumes no lost host can write to any more, in the order of their priority. While further hosts are about to be
+// lost, a VM waits for at most node.GatherTime, because VMs of these hosts may have a higher priority. The failure of one
+// host or of one VM does not delay the others.
 func (s *Service) Recover(ctx context.Context) error {
 	lost, err := s.opts.Nodes.Lost()
 	if err != nil {
 		return err
 	}
 	var failed error
+	left := false
 	for id := range s.scanned {
 		if !slices.Contains(lost, id) {
 			delete(s.scanned, id)
@@ -47,14 +52,19 @@ func (s *Service) Recover(ctx context.Context) error {
 	for _, id := range lost {
 		if now := s.opts.Store.Now(); now-s.scanned[id] >= rescanEvery.Milliseconds() {
 			s.scanned[id] = now
-			failed = errors.Join(failed, s.leaveHost(ctx, id))
+			some, err := s.leaveHost(ctx, id)
+			left, failed = left || some, errors.Join(failed, err)
 		}
+	}
+	// The VMs that have just become PENDING are not in s.recoveries yet.
+	if left {
+		return failed
 	}
 	return errors.Join(failed, s.placePending(ctx))
 }
 
-// leaveHost changes the recoverable VMs of a lost host to PENDING.
-func (s *Service) leaveHost(ctx context.Context, id cloud.NodeID) error {
+// leaveHost changes the recoverable VMs of a lost host to PENDING. It returns whether it has changed any.
+func (s *Service) leaveHost(ctx context.Context, id cloud.NodeID) (some bool, err error) {
 	var due []cloud.VM
 	var failed error
 	var confirmed bool // a caller has confirmed that the host is off
@@ -79,11 +89,11 @@ func (s *Service) leaveHost(ctx context.Context, id cloud.NodeID) error {
 		}
 		return nil
 	}); err != nil || len(due) == 0 {
-		return errors.Join(failed, err)
+		return false, errors.Join(failed, err)
 	}
 	if !confirmed {
 		if fenced, err := s.opts.Nodes.FenceLost(ctx, id); err != nil || !fenced {
-			return errors.Join(failed, err)
+			return false, errors.Join(failed, err)
 		}
 	}
 	slices.SortFunc(due, byPriority)
@@ -99,10 +109,11 @@ func (s *Service) leaveHost(ctx context.Context, id cloud.NodeID) error {
 		}); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("VM %s: %w", one.ID, err))
 		} else if left {
+			some = true
 			s.opts.Log.Warn("a VM has lost its host", "vm", one.ID, "name", one.Name, "node", id)
 		}
 	}
-	return failed
+	return some, failed
 }
 
 // recoverable returns the VM of the Placed record p on the host id if the control plane may by itself start the VM on
@@ -190,8 +201,8 @@ func byPriority(a, b cloud.VM) int {
 	return cmp.Or(cmp.Compare(b.Priority(), a.Priority()), cmp.Compare(a.ID, b.ID))
 }
 
-// placePending places PENDING VMs, as far as maxRecoveries allows. For a VM that must wait, it writes the reason to the
-// VM's record.
+// placePending places PENDING VMs, as far as maxRecoveries and priorityTime allow. For a VM that must wait, it writes the
+// reason to the VM's record.
 func (s *Service) placePending(ctx context.Context) error {
 	s.mu.Lock()
 	pending := make([]recovery, 0, len(s.recoveries))
@@ -225,30 +236,44 @@ func (s *Service) placePending(ctx context.Context) error {
 	}
 	slices.SortFunc(vms, byPriority)
 	var failed error
+	more := s.opts.Nodes.MoreLost()
+	waits := func(vm *cloud.VM, milliseconds int64) bool {
+		return vm.Recovery != nil && s.opts.Store.Now()-vm.Recovery.Began < milliseconds
+	}
+	var first *cloud.VM // the VM with the highest priority of those that wait for a short time
 	for _, one := range vms {
-		if busy >= maxRecoveries {
+		if busy >= maxRecoveries || first != nil && one.Priority() < first.Priority() {
 			break
 		}
-		placed, err := s.placeAgain(ctx, &one)
-		if err != nil {
+		if more && waits(&one, node.GatherTime) {
+			first = cmp.Or(first, &one)
+			continue
+		}
+		placed, attached, err := s.placeAgain(ctx, &one)
+		switch {
+		case err != nil:
 			failed = errors.Join(failed, fmt.Errorf("VM %s: %w", one.ID, err))
-		} else if placed {
+		case placed:
 			busy++
+		case attached && waits(&one, priorityTime.Milliseconds()):
+			first = cmp.Or(first, &one)
 		}
 	}
 	return failed
 }
 
-// placeAgain places one PENDING VM, or writes the reason why it must wait to its record.
-func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed bool, err error) {
+// placeAgain places one PENDING VM, or writes the reason why it must wait to its record. The result attached is true if
+// the VM waits because its volumes are attached to its former host.
+func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed, attached bool, err error) {
 	var wait string
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		placed, wait = false, ""
+		placed, attached, wait = false, false, ""
 		vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
 		if err != nil || vm == nil || vm.State != cloud.Pending {
 			return err
 		}
 		if wait, err = volume.Waiting(tx, vm.Tenant(), vm.Spec.Volumes()); err != nil || wait != "" {
+			attached = wait != ""
 			return err
 		}
 		placed = true
@@ -258,18 +283,18 @@ func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed bool, e
 	var retryable *retryableRefusal
 	switch {
 	case err == nil && wait == "":
-		return placed, nil
+		return placed, false, nil
 	case err == nil:
 	case errors.As(err, &retryable):
-		return false, nil // hosts have not sent the new leader a heartbeat yet
+		return false, false, nil // hosts have not sent the new leader a heartbeat yet
 	case errors.As(err, &refused):
 		wait = "waits for a host: " + refused.Message
 	default:
-		return false, err
+		return false, false, err
 	}
 	wait = "the VM " + truncate(wait, maxLastError)
 	if one.Status.LastError == wait {
-		return false, nil
+		return false, attached, nil
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
@@ -279,7 +304,7 @@ func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed bool, e
 		vm.Status.LastError = wait
 		return s.save(tx, vm, vm.Generation)
 	})
-	return false, err
+	return false, attached, err
 }
 
 // moveRecords chooses a host for a PENDING VM, and changes all records that name the VM's host.

@@ -230,7 +230,7 @@ func TestPriorityOfLostVMs(t *testing.T) {
 		w.flush(vm.Spec.Volumes()[0])
 	}
 	w.recover()
-	require.Equal(t, next, w.get(high.ID).Node)
+	require.Equal(t, next, w.get(high.ID).Node, w.get(high.ID).Status.LastError)
 	require.Equal(t, next, w.get(middle.ID).Node)
 	waits := w.get(low.ID)
 	require.Equal(t, cloud.Pending, waits.State)
@@ -245,6 +245,66 @@ func TestPriorityOfLostVMs(t *testing.T) {
 	bad := small("bad", func(r *CreateRequest) { r.Metadata = map[string]string{cloud.HAPriority: "101"} })
 	_, err = w.vms.Create(w.as(acme, ""), acme, bad, [32]byte{})
 	require.ErrorContains(t, err, "from 0 to 100")
+}
+
+// TestPriorityWhileVolumesAreAttached loses a host when the volume of the VM with the lower priority becomes free first.
+// The VM must not take the room that the other VM needs, unless that VM has waited for too long.
+func TestPriorityWhileVolumesAreAttached(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		w := newWorld(t)
+		w.sharedHost("n1", 4096)
+		low := w.running("low", func(r *CreateRequest) { r.Metadata[cloud.HAPriority] = "10" })
+		high := w.running("high", func(r *CreateRequest) { r.Metadata[cloud.HAPriority] = "90" })
+		next := w.sharedHost("n2", 512)
+		w.lose(next)
+		w.recover()
+		w.flush(low.Spec.Volumes()[0])
+		w.recover()
+		require.Equal(t, cloud.Pending, w.get(low.ID).State)
+		if late {
+			w.Clock.Advance(priorityTime)
+			w.Heartbeat(next)
+			w.recover()
+			require.Equal(t, next, w.get(low.ID).Node)
+			continue
+		}
+		w.flush(high.Spec.Volumes()[0])
+		w.Heartbeat(next)
+		w.recover()
+		require.Equal(t, next, w.get(high.ID).Node, w.get(high.ID).Status.LastError)
+		require.Contains(t, w.get(low.ID).Status.LastError, "waits for a host: no host fits")
+	}
+}
+
+// TestPriorityOfVMsOfTwoHosts loses two hosts at once, one of which sent its last heartbeat a few seconds later. A VM of
+// the other one must not take the room that a VM with a higher priority needs.
+func TestPriorityOfVMsOfTwoHosts(t *testing.T) {
+	w := newWorld(t)
+	w.sharedHost("n1", 4096)
+	low := w.running("low", func(r *CreateRequest) { r.Metadata[cloud.HAPriority] = "10" })
+	w.Clock.Advance(5 * time.Second)
+	second := w.sharedHost("n2", 8192)
+	high := w.running("high", func(r *CreateRequest) { r.Metadata[cloud.HAPriority] = "90" })
+	require.NotEqual(t, low.Node, high.Node)
+	w.Heartbeat(second)
+	next := w.sharedHost("n3", 512)
+	w.Clock.Advance(node.LostTime*time.Millisecond - 2*time.Second)
+	w.Heartbeat(next)
+	w.AwaitFleet()
+	require.NoError(t, w.vms.Recover(t.Context()))
+	w.followed()
+	require.Equal(t, cloud.Pending, w.get(low.ID).State)
+	w.flush(low.Spec.Volumes()[0])
+	require.NoError(t, w.vms.Recover(t.Context()))
+	require.Equal(t, cloud.Pending, w.get(low.ID).State, "the other host will be lost in two seconds")
+	w.Clock.Advance(3 * time.Second)
+	w.Heartbeat(next)
+	w.recover()
+	w.flush(high.Spec.Volumes()[0])
+	w.Heartbeat(next)
+	w.recover()
+	require.Equal(t, next, w.get(high.ID).Node, w.get(high.ID).Status.LastError)
+	require.Contains(t, w.get(low.ID).Status.LastError, "waits for a host: no host fits")
 }
 
 // TestRecoverMissingVM creates a VM with a given ID, which no record has.
