@@ -131,7 +131,7 @@ func (s *sharedStory) drainPortable() {
 		Name: "portable", OrgId: org, ProjectId: org, Labels: map[string]string{"trivet/node-selector": "host=" + s.hosts[0].Name},
 		Spec: &vmv1.VmSpec{
 			Memory: &vmv1.MemorySpec{SizeMib: 192},
-			Boot:   &vmv1.BootSpec{Kernel: s.images.Kernel, Initrd: s.images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
+			Boot:   &vmv1.BootSpec{Kernel: s.images.Kernel, Initrd: s.images.Initrd, Cmdline: guestCmdline},
 			Disks:  []*vmv1.DiskSpec{{Id: "root", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: created.GetId()}}}},
 		},
 	})

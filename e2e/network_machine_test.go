@@ -45,7 +45,7 @@ func (c *networkCloud) bootFrom(name string, host int, change func(*vmv1.CreateV
 		Name: name, Labels: map[string]string{"trivet/node-selector": "host=" + c.hosts[host].Name},
 		Spec: &vmv1.VmSpec{
 			Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 192}, Network: nics,
-			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
+			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: guestCmdline},
 		},
 	}
 	change(r)

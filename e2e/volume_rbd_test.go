@@ -121,7 +121,7 @@ func (c *rbdCloud) createVM(ctx context.Context, name string, host int, volumes 
 		Name: name, OrgId: "default", ProjectId: "default", Labels: map[string]string{"trivet/node-selector": fmt.Sprintf("host=host-%d", host)},
 		Spec: &vmv1.VmSpec{
 			Memory: &vmv1.MemorySpec{SizeMib: 192}, Disks: disks,
-			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
+			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: guestCmdline},
 		},
 	})
 	if err != nil {

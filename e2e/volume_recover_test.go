@@ -28,7 +28,7 @@ func (c *rbdCloud) recoverVM(ctx context.Context) {
 		Spec: &vmv1.VmSpec{
 			Memory: &vmv1.MemorySpec{SizeMib: 192},
 			Disks:  []*vmv1.DiskSpec{{Id: "data", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_VolumeId{VolumeId: v}}}},
-			Boot:   &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
+			Boot:   &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd, Cmdline: guestCmdline},
 		},
 	})
 	require.NoError(c.t, err)

@@ -148,7 +148,7 @@ func testSharedPool(t *testing.T, w *world, images lab.GuestImages) {
 			Name: "on-" + host.Name, OrgId: org, ProjectId: org, Labels: map[string]string{"trivet/node-selector": "host=" + host.Name},
 			Spec: &vmv1.VmSpec{
 				Memory: &vmv1.MemorySpec{SizeMib: 192},
-				Boot:   &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
+				Boot:   &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: guestCmdline},
 				Disks:  []*vmv1.DiskSpec{{Id: "root", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1}},
 			},
 		})

@@ -77,7 +77,7 @@ func TestVolumes(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		vm, err := w.admin.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{Name: name, OrgId: org, ProjectId: org, Spec: &vmv1.VmSpec{
 			Memory: &vmv1.MemorySpec{SizeMib: 192},
-			Boot:   &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 tsc=unstable no_timer_check"},
+			Boot:   &vmv1.BootSpec{Kernel: images.Kernel, Initrd: images.Initrd, Cmdline: guestCmdline},
 			Disks:  []*vmv1.DiskSpec{{Id: "root", Source: &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, SizeGib: 1}},
 		}})
 		require.NoError(t, err)
