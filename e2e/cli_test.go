@@ -5,11 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,6 +34,92 @@ func (w *world) trivet(ctx context.Context, home string, args ...string) (out, e
 		require.NoError(w.t, err)
 	}
 	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
+}
+
+// adminCommand runs the command line as the administrator, in the project default.
+func (w *world) adminCommand(ctx context.Context, args ...string) (out, errs string, code int) {
+	w.t.Helper()
+	return w.trivet(ctx, w.t.TempDir(), w.asAdmin(args...)...)
+}
+
+// asAdmin returns the arguments of the command line for a command of the administrator in the project default.
+func (w *world) asAdmin(args ...string) []string {
+	w.t.Helper()
+	token := filepath.Join(w.t.TempDir(), "admin.token")
+	require.NoError(w.t, os.WriteFile(token, []byte(w.adminToken), 0o600))
+	return append([]string{"--endpoint", "127.0.0.1", "--token-file", token, "--org", "default", "--project", "default"}, args...)
+}
+
+// runningCommand is a command of the administrator that runs while the test goes on.
+type runningCommand struct {
+	w         *world
+	in        io.WriteCloser
+	out, errs output
+	ended     chan struct{} // is closed when the command has ended with the error err
+	err       error
+}
+
+// output is a buffer that can be read while a command writes to it.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// startCommand starts a command of the administrator, which ends when ctx ends.
+func (w *world) startCommand(ctx context.Context, args ...string) *runningCommand {
+	w.t.Helper()
+	cmd := exec.CommandContext(ctx, w.trio.Bin.CLI, w.asAdmin(args...)...)
+	home := w.t.TempDir()
+	cmd.Env = []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home, "PATH=" + os.Getenv("PATH")}
+	c := &runningCommand{w: w, ended: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = &c.out, &c.errs
+	var err error
+	c.in, err = cmd.StdinPipe()
+	require.NoError(w.t, err)
+	require.NoError(w.t, cmd.Start())
+	go func() {
+		defer close(c.ended)
+		c.err = cmd.Wait()
+	}()
+	w.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // An error means that the command has ended already.
+		<-c.ended
+	})
+	return c
+}
+
+// prints waits until the command has printed a text to its standard output or to its standard error.
+func (c *runningCommand) prints(ctx context.Context, text string) {
+	c.w.t.Helper()
+	require.NoError(c.w.t, lab.Until(ctx, "the command prints "+text, func(context.Context) error {
+		if strings.Contains(c.out.String(), text) || strings.Contains(c.errs.String(), text) {
+			return nil
+		}
+		return fmt.Errorf("%s%s", c.out.String(), c.errs.String())
+	}))
+}
+
+// finish waits until the command has ended without an error.
+func (c *runningCommand) finish(ctx context.Context) {
+	c.w.t.Helper()
+	select {
+	case <-c.ended:
+		require.NoError(c.w.t, c.err, "%s%s", c.out.String(), c.errs.String())
+	case <-ctx.Done():
+		require.Fail(c.w.t, "the command does not end", "%s%s", c.out.String(), c.errs.String())
+	}
 }
 
 // followedList is a running `trivet vm list --watch`.

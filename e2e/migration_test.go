@@ -3,7 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,8 +16,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// migrate moves a running guest to another host. Then it moves the guest back, and restarts the agents of both hosts
-// meanwhile. The guest must keep its memory, and another guest must reach it at the same address.
+// migrate moves a running guest to another host, while a user has its serial console open. Then it moves the guest back,
+// and restarts the agents of both hosts meanwhile. The guest must keep its memory, and another guest must reach it at the
+// same address. The console must continue on the other host.
 func (c *networkCloud) migrate(m, peer *machine, host int) {
 	home := m.host
 	_, err := c.vms.UpdateVm(c.context(time.Minute), &vmv1.UpdateVmRequest{
@@ -29,6 +32,9 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 		"timeout 300 nc " + ip + " 5000 >/dev/null 2>&1 &")
 	m.eventually("the connection is open", "grep -q before /tmp/received")
 	boot := m.run("echo kept >/tmp/mark && cat /proc/sys/kernel/random/boot_id")
+	console := c.startCommand(c.context(5*time.Minute), "vm", "console", m.vm.GetName())
+	console.types("run echo out-$((40+2))")
+	console.prints(c.context(time.Minute), "OUT out-42")
 	for _, to := range []int{host, home} {
 		ctx := c.context(3 * time.Minute)
 		_, err := c.vms.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: m.vm.GetId(), DestinationNodeId: c.ids[to]})
@@ -52,9 +58,23 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 		if to == host {
 			peer.run("touch /tmp/moved")
 			m.eventually("the connection goes on", "grep -q after /tmp/received")
+			console.prints(ctx, "connected again")
+			console.types("run echo out-$((40+3))")
+			console.prints(ctx, "OUT out-43")
+			require.NoError(c.t, console.in.Close())
+			console.finish(ctx)
+			require.Contains(c.t, console.errs.String(), "has moved to another host")
+			require.Equal(c.t, 1, strings.Count(console.out.String(), "OUT out-42"), "no output is shown twice")
 		}
 		peer.eventually("another guest reaches it", "ping -c 1 -W 2 "+ip)
 	}
+}
+
+// types sends a line to the command.
+func (c *runningCommand) types(line string) {
+	c.w.t.Helper()
+	_, err := io.WriteString(c.in, line+"\n")
+	require.NoError(c.w.t, err)
 }
 
 // TestMigration moves a guest with a network interface between two hosts, and drains its host: see migrate and drain.

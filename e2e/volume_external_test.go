@@ -18,16 +18,6 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/rbd/rbdtest"
 )
 
-// adminCommand runs the command line as the administrator, in the project default.
-func (c *rbdCloud) adminCommand(ctx context.Context, args ...string) (out, errs string, code int) {
-	c.t.Helper()
-	home := c.t.TempDir()
-	token := filepath.Join(home, "admin.token")
-	require.NoError(c.t, os.WriteFile(token, []byte(c.adminToken), 0o600))
-	all := append([]string{"--endpoint", "127.0.0.1", "--token-file", token, "--org", "default", "--project", "default"}, args...)
-	return c.trivet(ctx, home, all...)
-}
-
 // openImage opens an RBD image for writing, as a program that is not Trivet's. The returned function closes it.
 func (c *rbdCloud) openImage(image string) (closeImage func()) {
 	c.t.Helper()

@@ -30,8 +30,9 @@ type rbdCloud struct {
 	hosts  []*lab.Agent
 }
 
-// newRBDCloud starts a cloud with three hosts. The first two serve RBD.
-func newRBDCloud(t *testing.T) *rbdCloud {
+// newRBDCloud starts a cloud with three hosts. The function change changes the settings of the host with this number
+// before it starts; helper is the path of trivet-rbd, without which the host serves no RBD.
+func newRBDCloud(t *testing.T, change func(n int, agent *lab.Agent, helper string)) *rbdCloud {
 	c := &rbdCloud{ceph: rbdtest.Start(t)}
 	helper := rbdtest.Program(t)
 	c.world = newWorld(t)
@@ -44,9 +45,7 @@ func newRBDCloud(t *testing.T) *rbdCloud {
 			Metrics: fmt.Sprintf("127.0.0.%d:7444", n), Network: map[string]any{"prefix": prefix},
 			Labels: map[string]string{"host": fmt.Sprintf("host-%d", n)},
 		}
-		if n < 3 {
-			agent.RBDHelper = helper
-		}
+		change(n, agent, helper)
 		token, err := c.admin.NodeToken(ctx)
 		require.NoError(t, err)
 		t.Cleanup(func() { c.end(agent, prefix) })
@@ -147,7 +146,11 @@ func (c *rbdCloud) on(host int) *world {
 // host (recoverVM), and the second host is lost and evicted (loseHost).
 // The first host must then delete the images. The key of the Ceph user must be in no file of members and hosts.
 func TestVolumesRBD(t *testing.T) {
-	c := newRBDCloud(t)
+	c := newRBDCloud(t, func(n int, agent *lab.Agent, helper string) {
+		if n < 3 {
+			agent.RBDHelper = helper
+		}
+	})
 	ctx := c.context(15 * time.Minute)
 	c.createClass(ctx, "ceph")
 	data, clone := c.createVolume(ctx, "ceph", "data", ""), c.createVolume(ctx, "ceph", "clone", c.images.Disk)

@@ -44,6 +44,8 @@ type Agent struct {
 	RBDHelper string
 	// Pools holds the setting `storage_pools`. Without it, the host has the pool local.
 	Pools []map[string]any
+	// GID, unless 0, is the gid of the agent; see Cut.
+	GID int
 }
 
 // DataDir returns the agent's data directory, which holds its certificate and its VMs' disks.
@@ -99,7 +101,7 @@ func (a *Agent) Start(token string) error {
 	if err != nil {
 		return err
 	}
-	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir), Net: a.Net})
+	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir), Net: a.Net, GID: a.GID})
 }
 
 // Joined reports whether the agent has joined a cluster, that is, has a certificate in its data directory.

@@ -46,6 +46,8 @@ type Program struct {
 	// UID is the uid and gid of the process. If it is 0, the process has the uid and gid of the process that calls
 	// Start.
 	UID int
+	// GID, unless 0, is the gid of a process whose UID is 0. Packet filters can select the process's packets by it.
+	GID int
 	// Net is the path of the network namespace that the process joins. If it is empty, the process stays in the
 	// namespace of the process that calls Start.
 	Net string
@@ -121,6 +123,9 @@ func (d Dir) Start(p Program) error {
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Work, log, log
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GOTRACEBACK=all"}, p.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if p.GID != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Gid: uint32(p.GID)}
+	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
