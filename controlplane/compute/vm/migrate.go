@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Reasons in the errors of Migrate.
@@ -190,7 +191,7 @@ func oldAgentOfPool(tx *store.Tx, vm *cloud.VM) (string, error) {
 			inPools = append(inPools, v)
 		}
 	}
-	if len(inPools) == 0 {
+	if len(inPools) == 0 || mutant.On(mutant.MigrateBesideOldAgent) {
 		return "", nil
 	}
 	hosts, _, err := node.Nodes.List(tx.Unguarded(), 0)

@@ -111,6 +111,7 @@ func TestMigrationBesideOldAgent(t *testing.T) {
 	target := w.volumeHost("n2")
 	old := w.volumeHost("n3", func(n *cloud.Node) { n.Features = nil })
 	_, err := w.vms.Migrate(w.as(acme, ""), acme, vm.ID, target, 0, false, [32]byte{})
+	require.Error(t, err, "an old agent could open the volume")
 	require.Equal(t, ReasonNotMigratable, reasonOf(err))
 	require.ErrorContains(t, err, "the host n3")
 	require.Equal(t, cloud.Running, w.get(vm.ID).State)
