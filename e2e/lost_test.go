@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -275,4 +276,13 @@ func (r *runners) lastEnd(host int, vms []*lostVM) (last time.Time) {
 func (r *runners) stop() {
 	r.cancel()
 	r.done.Wait()
+}
+
+// names returns the names of VMs, for messages.
+func names(vms []*lostVM) string {
+	all := make([]string, len(vms))
+	for i, vm := range vms {
+		all[i] = vm.name
+	}
+	return strings.Join(all, " ")
 }

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,6 +45,8 @@ type Agent struct {
 	RBDHelper string
 	// Pools holds the setting `storage_pools`. Without it, the host has the pool local.
 	Pools []map[string]any
+	// VCPUs is the number of virtual CPUs of guests for each CPU of the host; 0 is a high number.
+	VCPUs float64
 	// GID, unless 0, is the gid of the agent; see Cut.
 	GID int
 }
@@ -51,9 +54,8 @@ type Agent struct {
 // DataDir returns the agent's data directory, which holds its certificate and its VMs' disks.
 func (a *Agent) DataDir() string { return a.Dir.Path(a.Name) }
 
-// overcommit is the setting `overcommit` of every lab agent: the factors by which placement may exceed the host's
-// resources. Those of vcpus and storage are high because tests run many small guests.
-var overcommit = map[string]int{"vcpus": 64, "memory": 1, "storage": 20}
+// manyVCPUs is the factor of Agent.VCPUs by default, because tests run many small guests.
+const manyVCPUs = 64
 
 // Start writes the agent's configuration and starts the agent. The first start needs a join token; later ones may pass
 // "".
@@ -68,8 +70,9 @@ func (a *Agent) Start(token string) error {
 	}
 	settings := map[string]any{
 		"controlplane": a.Members, "join_token": a.Dir.Path(a.Name + ".join"), "data_dir": a.DataDir(), "name": a.Name, "accel": "auto",
-		"allow_tcg": true, "overcommit": overcommit, "cgroup": a.Cgroup, "uid_range": a.UIDRange, "metrics_listen": a.Metrics,
+		"allow_tcg": true, "cgroup": a.Cgroup, "uid_range": a.UIDRange, "metrics_listen": a.Metrics,
 		"log_format": "text", "leave_cluster": a.Leave,
+		"overcommit": map[string]float64{"vcpus": cmp.Or(a.VCPUs, manyVCPUs), "memory": 1, "storage": 20},
 	}
 	if a.Underlay != "" {
 		settings["underlay"] = a.Underlay
