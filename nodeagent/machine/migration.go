@@ -134,6 +134,10 @@ func planSource(want *agentv1.AssignedVm, o Observation) Plan {
 		// be started here.
 		return reportOnly(o)
 	}
+	if m != nil && o.Guest == None && o.Record.Live && m.GetAttempt() > r.Cancelled {
+		// Cancel the attempt first: RecordExit can succeed only when the target has closed the volumes in shared pools.
+		return Plan{Action: CancelTransfer, Observed: cloud.ObservedStopping, Reason: "the guest has ended at the source"}
+	}
 	p := planPower(want, o)
 	if m == nil {
 		return p
