@@ -17,7 +17,7 @@ const (
 	Running
 	// Fixed: the VM runs, or may run, and cannot be migrated.
 	Fixed
-	// Changing: the VM starts, stops, reboots or changes devices, or its host does not answer. The drain checks it again
+	// Changing: the VM starts, stops, reboots or changes devices, a volume of it is being changed, or its host does not answer. The drain checks it again
 	// every second.
 	Changing
 	// Leaving: the VM is being migrated to another host.
@@ -68,8 +68,9 @@ func (s Status) String() string {
 }
 
 // ActivityOf returns what a VM that is placed on the host on does there, and why. The parameter obstacle is the reason
-// why the VM cannot be migrated although it is RUNNING, or "" if it can. silent is true if the host does not answer.
-func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle string, silent bool) (Activity, string) {
+// why the VM cannot be migrated although it is RUNNING, or "" if it can. The parameter temporary is such a reason that
+// ends by itself. silent is true if the host does not answer.
+func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle, temporary string, silent bool) (Activity, string) {
 	switch m := vm.Migration; {
 	case m != nil && m.Source == on:
 		return Leaving, ""
@@ -106,6 +107,8 @@ func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle string, silent bool) (Ac
 		return Changing, "has a device that is being attached or detached"
 	case obstacle != "":
 		return Fixed, obstacle
+	case temporary != "":
+		return Changing, temporary
 	}
 	return Running, ""
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/drain"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
+	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -166,7 +167,11 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 			if err != nil {
 				return nil, err
 			}
-			one.Activity, one.Why = drain.ActivityOf(vm, id, obstacle, silent)
+			temporary, err := volume.MigratableLater(r, vm.Tenant(), vm.Spec.Volumes())
+			if err != nil {
+				return nil, err
+			}
+			one.Activity, one.Why = drain.ActivityOf(vm, id, obstacle, temporary, silent)
 			one.Priority = vm.Priority()
 			if one.Portable, err = portable(r, vm); err != nil {
 				return nil, err

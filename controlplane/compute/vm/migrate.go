@@ -127,21 +127,26 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	if err != nil {
 		return err
 	}
+	temporary := ""
 	if why == "" {
-		if why, err = volume.MigratableLater(tx, vm.Tenant(), vm.Spec.Volumes()); err != nil {
+		if temporary, err = volume.MigratableLater(tx, vm.Tenant(), vm.Spec.Volumes()); err != nil {
 			return err
 		}
 	}
-	if why == "" {
+	if why == "" && temporary == "" {
 		if why, err = oldAgentOfPool(tx, vm); err != nil {
 			return err
 		}
 	}
-	if why == "" && s.opts.Nodes.Unresponsive(vm.Node) {
+	if why == "" && temporary == "" && s.opts.Nodes.Unresponsive(vm.Node) {
 		why = "is on a host that does not answer: wait, or fence the host"
 	}
 	if why != "" {
 		return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated: it %s", vm.Name, why).WithReason(ReasonNotMigratable)
+	}
+	if temporary != "" {
+		return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated now: it %s", vm.Name, temporary).
+			WithReason(ReasonNotMigratable).MayRetry()
 	}
 	target, why, err := s.chooseTarget(tx, vm, source, to, skip)
 	if err != nil {

@@ -216,15 +216,17 @@ func TestMigrationOfVolumeIsRefused(t *testing.T) {
 	w.volumeHost("n1")
 	vm := w.running("web")
 	id := vm.Spec.Volumes()[0]
-	refused := func(to cloud.NodeID, text string) {
+	refused := func(to cloud.NodeID, text string) (mayRetry bool) {
 		t.Helper()
 		_, err := w.vms.Migrate(w.as(acme, ""), acme, vm.ID, to, 0, false, [32]byte{})
 		require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 		require.ErrorContains(t, err, text)
+		f, _ := fault.From(err)
+		return f.Retry
 	}
-	refused(w.volumeHost("elsewhere", func(n *cloud.Node) {
+	require.False(t, refused(w.volumeHost("elsewhere", func(n *cloud.Node) {
 		n.StoragePools = []cloud.StoragePool{{Name: "local", AllocatableGiB: 100, ID: "00000000-0000-7000-b000-000000000002", Shared: true}}
-	}), "pool")
+	}), "pool"))
 	aged := w.volumeHost("old", old)
 	refused(aged, "is shared by the host old, and the agent of that host is too old")
 	w.update(func(tx *store.Tx) {
@@ -237,6 +239,15 @@ func TestMigrationOfVolumeIsRefused(t *testing.T) {
 	w.update(func(tx *store.Tx) {
 		require.NoError(t, volume.AddSnapshot(tx, acme, &cloud.Snapshot{ID: "00000000-0000-7000-c000-000000000001", Name: "s", Volume: id}))
 	})
-	refused(good, "of which a snapshot is PENDING")
+	require.True(t, refused(good, "of which a snapshot is PENDING"), "the obstacle ends by itself")
+	w.drain(vm.Node, false, 600)
+	w.stepDrains()
+	w.stepDrains()
+	require.Equal(t, []string{"web WAITING: has the volume web, of which a snapshot is PENDING"}, w.progress(vm.Node))
+	w.update(func(tx *store.Tx) {
+		e, err := node.DrainedVMs.Get(tx, string(vm.Node), string(vm.ID))
+		require.NoError(t, err)
+		require.True(t, e == nil || e.Tries == 0, "the drain has counted a failed try")
+	})
 	require.Empty(t, w.getVolume(id).Other)
 }
