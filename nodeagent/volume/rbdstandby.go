@@ -96,7 +96,9 @@ func (p *RBDPool) Activate(ctx context.Context, id string, a Attachment) error {
 
 // TakeBack records that the attachment a is the present attachment of a volume that a process of this host has open with
 // an earlier generation. A migration to another host has failed. Before that, TakeBack makes the cluster refuse all
-// requests of the target's process, also if the target is lost. The error wraps [ErrStale] if the volume was opened for a
+// requests of the target's process, also if the target is lost, and of unknown clients of the image. Unknown clients of a
+// registered image are not blocked: they can be those of an administrator or of a backup. A process of a target that was
+// not confirmed can be among them, but it never writes, because Activate then fails. The error wraps [ErrStale] if the volume was opened for a
 // later attachment, and [ErrActivated] if the target has activated the volume. The caller must then end the process of
 // this host. A second call does nothing. The parameter from is the generation with which the process of this host has
 // opened the volume.
@@ -116,8 +118,8 @@ func (p *RBDPool) TakeBack(ctx context.Context, id string, a Attachment, from ui
 		if err != nil {
 			return err
 		}
-		for _, c := range without(without(i.GetClients(), own), others) {
-			others = append(slices.Clone(others), c)
+		if p.registered == "" {
+			others = slices.Concat(others, without(without(i.GetClients(), own), others))
 		}
 		if !mutant.On(mutant.TakeBackUnproven) {
 			if err := p.block(ctx, others); err != nil {

@@ -198,6 +198,34 @@ func TestSourceTakesRBDVolumeBack(t *testing.T) {
 	require.NotContains(t, cluster.blocked, "src", "the source's process is blocked")
 }
 
+// TestSourceTakesRegisteredVolumeBack undoes a migration of a VM with a registered image, while a client that is not
+// Trivet's has the image open. The cluster must refuse the requests of the target's process, and not those of this client.
+// It refuses those of an unknown client of an image that Trivet has made.
+func TestSourceTakesRegisteredVolumeBack(t *testing.T) {
+	ctx := t.Context()
+	cluster, made, _ := rbdMigration(t)
+	cluster.clients = []string{"src", "dst", "unknown"}
+	require.NoError(t, made.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1))
+	require.Equal(t, []string{"dst", "unknown"}, cluster.blocked)
+
+	f := &fakeExternal{fakeRBD: &fakeRBD{}}
+	f.size, f.lock = 8*mib, true
+	a := NewRBDPool(RBDOptions{Client: f, Pool: "vms"}).Registered("disk")
+	b := NewRBDPool(RBDOptions{Client: f, Pool: "vms"}).Registered("disk")
+	require.NoError(t, a.Create(ctx, Volume{ID: id(1), Size: 8 * mib}))
+	_, err := a.Open(ctx, id(1), Attachment{"vm-x", 1})
+	require.NoError(t, err)
+	f.clients = []string{"src"}
+	require.NoError(t, a.Confirm(ctx, id(1), Attachment{"vm-x", 1}))
+	_, err = b.OpenStandby(ctx, id(1), Attachment{"vm-x", 2})
+	require.NoError(t, err)
+	f.clients = []string{"src", "dst"}
+	require.NoError(t, b.ConfirmStandby(ctx, id(1), Attachment{"vm-x", 2}))
+	f.clients = []string{"src", "dst", "unknown"}
+	require.NoError(t, a.TakeBack(ctx, id(1), Attachment{"vm-x", 3}, 1))
+	require.Equal(t, []string{"dst"}, f.blocked)
+}
+
 // TestSourceOfActivatedRBDVolume checks that the source of a migration does not get an RBD volume back that the target has
 // activated, also after the process of the target has ended and its host has released the volume. The cluster must refuse
 // the requests of the target's process.
