@@ -24,6 +24,9 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FlattenEarly, TestVolumeFlatten, "the host has not reported the volume as flattened")
 	mutanttest.Notices(t, mutant.ReleaseAttachedDisk, TestDiskOfRunningVM, "the guest still has the disk")
 	mutanttest.Notices(t, mutant.CommitCanceled, TestMigration, "testdata/migration/aborts")
+	for _, name := range []string{mutant.SwitchWithoutGeneration, mutant.RollBackUnproven, mutant.ReleaseSourceEarly, mutant.ObeyOldAttempt} {
+		mutanttest.Notices(t, name, TestScenarios, "testdata/scenarios/")
+	}
 	mutanttest.Notices(t, mutant.SwitchWithoutGeneration, TestMigration, "testdata/migration/completes")
 	mutanttest.Notices(t, mutant.RollBackUnproven, TestMigration, "testdata/migration/lost")
 	mutanttest.Notices(t, mutant.ReleaseSourceEarly, TestMigrationRulesNeverRunTwoGuests, "expected: 0x6")

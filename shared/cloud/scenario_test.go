@@ -34,9 +34,11 @@ type scenario struct {
 //   - `lost` and `off` are the loss of the VM's host, by its lease and as confirmed by a caller. `place HOST` gives the
 //     VM another host.
 //   - `end STATE HOST TEXT`, the last line: the state and the host that are expected, and a part of the error or of the
-//     reason why the migration failed.
+//     reason why the migration failed. Without a text, there must be neither an error nor a reason.
+//
+// A step that is refused must not change the VM. No two scenarios have the same steps.
 func TestScenarios(t *testing.T) {
-	count, names := 0, map[string]bool{}
+	names, steps := map[string]bool{}, map[string]string{}
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			require.Equal(t, "scenario", d.Cmd, d.Pos)
@@ -46,11 +48,14 @@ func TestScenarios(t *testing.T) {
 			}
 			name := strings.Join(words, " ")
 			require.False(t, names[name], "%s: the name %q is used twice", d.Pos, name)
-			names[name], count = true, count+1
+			names[name] = true
+			input, _, _ := strings.Cut(d.Input, "end ")
+			require.Empty(t, steps[input], "%s: %q has the same steps", d.Pos, name)
+			steps[input] = name
 			return runScenario(t, d)
 		})
 	})
-	require.GreaterOrEqual(t, count, 180)
+	require.GreaterOrEqual(t, len(names), 200)
 }
 
 func runScenario(t *testing.T, d *datadriven.TestData) string {
@@ -71,6 +76,7 @@ func runScenario(t *testing.T, d *datadriven.TestData) string {
 		problem := s.step(t, d, words)
 		change := s.advance(t, d, before)
 		if problem != "" {
+			require.Equal(t, before, s.vm, "%s: %s has changed the VM, and was %s", d.Pos, line, problem)
 			change = problem
 		}
 		if change != "" {
@@ -91,10 +97,14 @@ func runScenario(t *testing.T, d *datadriven.TestData) string {
 func (s *scenario) expect(t *testing.T, d *datadriven.TestData, words []string) {
 	require.Equal(t, words[0]+" "+words[1], s.vm.State.String()+" "+string(orDash(s.vm.Node)), d.Pos)
 	text := s.vm.Status.LastError
-	if r := s.vm.LastMigration; r != nil {
+	if r := s.vm.LastMigration; r != nil && r.Reason != "" {
 		text += " | " + r.Reason
 	}
-	require.Contains(t, text, strings.Join(words[2:], " "), d.Pos)
+	want := strings.Join(words[2:], " ")
+	if want == "" {
+		require.Empty(t, text, "%s: the end names no error and no reason", d.Pos)
+	}
+	require.Contains(t, text, want, d.Pos)
 }
 
 func orDash(n NodeID) NodeID {
