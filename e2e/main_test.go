@@ -1,6 +1,6 @@
 // Package e2e tests the real programs together: three members, a node agent, QEMU and the clients. The tests must run
-// as root. They run in their own network and mount namespace, so that they work beside a running cloud, and remove all
-// that they create.
+// as root. They run in their own network, mount and PID namespace, so that they work beside a running cloud, and remove all
+// that they create. If the tests are killed, the kernel kills the processes of the PID namespace.
 package e2e
 
 import (
@@ -21,6 +21,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
 	"github.com/trivet-cloud/trivet/e2e/lab"
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup/cgrouptest"
 )
 
 const (
@@ -36,13 +37,26 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if !lab.Inside() {
-		os.Exit(lab.Again(unix.CLONE_NEWNS))
+		removeLeft() // of earlier runs that were killed
+		code := lab.Again(unix.CLONE_NEWNS | unix.CLONE_NEWPID)
+		removeLeft()
+		os.Exit(code)
+	}
+	if lab.IsInit() {
+		os.Exit(lab.Init())
 	}
 	if err := errors.Join(lab.Loopback(), lab.PrivateMounts(), lab.PrivateNetns()); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
+}
+
+// removeLeft removes the control groups of this run and of others that were killed.
+func removeLeft() {
+	if err := errors.Join(cgrouptest.RemoveLeft("trivet-e2e"), cgrouptest.RemoveLeft("trivet-e2e-up")); err != nil {
+		fmt.Println(err)
+	}
 }
 
 // binaries returns the programs in the directory of the environment variable binEnv. If it is not set, binaries builds
@@ -174,10 +188,10 @@ func (w *world) tenant(name, org, project, role string) string {
 	return token
 }
 
-// uids returns a range of 1000 uids for guests that depends on this process's pid, so that the ranges of concurrent
+// uids returns a range of 1000 uids for guests that depends on lab.RunID, so that the ranges of concurrent
 // runs on this host are different with high probability.
 func uids() string {
-	first := 640_000 + os.Getpid()%1000*1000
+	first := 640_000 + lab.RunID()%1000*1000
 	return fmt.Sprintf("%d-%d", first, first+999)
 }
 
@@ -186,7 +200,7 @@ func (w *world) startAgent() {
 	ctx := w.context(time.Minute)
 	w.agent = &lab.Agent{
 		Dir: w.dir, Bin: w.trio.Bin, Name: "host-1", Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"},
-		Cgroup: fmt.Sprintf("trivet-e2e-%d", os.Getpid()), UIDRange: uids(), Metrics: "127.0.0.1:7444",
+		Cgroup: fmt.Sprintf("trivet-e2e-%d", lab.RunID()), UIDRange: uids(), Metrics: "127.0.0.1:7444",
 	}
 	token, err := w.admin.NodeToken(ctx)
 	require.NoError(w.t, err)

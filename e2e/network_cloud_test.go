@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"testing"
 	"time"
 
@@ -29,8 +28,9 @@ type networkCloud struct {
 	vms      vmv1.VmServiceClient
 }
 
-// newNetworkCloud starts a cloud with count hosts that are READY and have a network.
-func newNetworkCloud(t *testing.T, count int) *networkCloud {
+// newNetworkCloud starts a cloud with count hosts that are READY and have a network. It calls the functions in change for
+// each agent before the agent is started.
+func newNetworkCloud(t *testing.T, count int, change ...func(*world, *lab.Agent)) *networkCloud {
 	w := newWorld(t, func(w *world) { w.trio.Extra = lab.Unlimited })
 	c := &networkCloud{world: w}
 	numbers := make([]int, count)
@@ -49,14 +49,17 @@ func newNetworkCloud(t *testing.T, count int) *networkCloud {
 		forward, err := lab.Forward(spaces.Net(n), "127.0.0.1:7443", "127.0.0.2:7443", "127.0.0.3:7443")
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, forward.Close()) })
-		first := 640_000 + os.Getpid()%1000*1000 + n*100
+		first := 640_000 + lab.RunID()%1000*1000 + n*100
 		agent := &lab.Agent{
 			Dir: w.dir, Bin: w.trio.Bin, Name: fmt.Sprintf("host-%d", n), Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"},
-			Cgroup: fmt.Sprintf("trivet-e2e-%d-%d", os.Getpid(), n), UIDRange: fmt.Sprintf("%d-%d", first, first+99),
+			Cgroup: fmt.Sprintf("trivet-e2e-%d-%d", lab.RunID(), n), UIDRange: fmt.Sprintf("%d-%d", first, first+99),
 			Metrics: spaces.Address(n) + ":7444", Net: spaces.Net(n), Underlay: spaces.Address(n),
 			Labels:   map[string]string{"host": fmt.Sprintf("host-%d", n)},
 			External: c.external.Connection(n),
 			Network:  map[string]any{"prefix": fmt.Sprintf("host%d-", n)},
+		}
+		for _, f := range change {
+			f(w, agent)
 		}
 		c.hosts = append(c.hosts, agent)
 		token, err := w.admin.NodeToken(ctx)

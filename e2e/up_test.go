@@ -41,7 +41,7 @@ func newUpCloud(t *testing.T) *upCloud {
 	t.Helper()
 	root, err := filepath.Abs("..")
 	require.NoError(t, err)
-	c := &upCloud{t: t, root: root, work: t.TempDir(), cgroup: fmt.Sprintf("trivet-e2e-up-%d", os.Getpid())}
+	c := &upCloud{t: t, root: root, work: t.TempDir(), cgroup: fmt.Sprintf("trivet-e2e-up-%d", lab.RunID())}
 	require.NoError(t, os.Chmod(c.work, 0o755))
 	require.NoError(t, os.Symlink(filepath.Join(root, "bin"), filepath.Join(c.work, "bin")))
 	_, err = fmt.Sscanf(uids(), "%d-%d", &c.firstUID, &c.lastUID)

@@ -38,10 +38,10 @@ func newRBDCloud(t *testing.T, change func(n int, agent *lab.Agent, helper strin
 	c.world = newWorld(t)
 	ctx := c.context(2 * time.Minute)
 	for n := 1; n <= 3; n++ {
-		first, prefix := 640_000+os.Getpid()%1000*1000+n*100, fmt.Sprintf("e2erbd%d-", n)
+		first, prefix := 640_000+lab.RunID()%1000*1000+n*100, fmt.Sprintf("e2erbd%d-", n)
 		agent := &lab.Agent{
 			Dir: c.dir, Bin: c.trio.Bin, Name: fmt.Sprintf("host-%d", n), Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"},
-			Cgroup: fmt.Sprintf("trivet-e2e-%d-%d", os.Getpid(), n), UIDRange: fmt.Sprintf("%d-%d", first, first+99),
+			Cgroup: fmt.Sprintf("trivet-e2e-%d-%d", lab.RunID(), n), UIDRange: fmt.Sprintf("%d-%d", first, first+99),
 			Metrics: fmt.Sprintf("127.0.0.%d:7444", n), Network: map[string]any{"prefix": prefix},
 			Labels: map[string]string{"host": fmt.Sprintf("host-%d", n)},
 		}

@@ -37,7 +37,7 @@ func newSharedStory(t *testing.T, w *world, images lab.GuestImages) *sharedStory
 	t.Helper()
 	s := &sharedStory{world: w, ctx: w.context(6 * time.Minute), images: images, dir: w.dir.Path("shared")}
 	require.NoError(t, os.Mkdir(s.dir, 0o700))
-	first := 1_640_000 + os.Getpid()%1000*100 // above the uids of the first host
+	first := 1_640_000 + lab.RunID()%1000*100 // above the uids of the first host
 	second := &lab.Agent{
 		Dir: w.dir, Bin: w.trio.Bin, Name: "host-2", Members: w.agent.Members, Cgroup: w.agent.Cgroup + "-2",
 		UIDRange: fmt.Sprintf("%d-%d", first, first+99), Metrics: "127.0.0.2:7444", Network: map[string]any{"prefix": "e2eshared-"},

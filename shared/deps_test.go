@@ -182,6 +182,7 @@ var others = map[string][]string{
 
 	"nodeagent/rbd/rbdtest":        {"protos/rbd/v1"},
 	"nodeagent/watchdog/probe":     {"nodeagent/watchdog"},
+	"nodeagent/cgroup/cgrouptest":  {"nodeagent/cgroup"},
 	"nodeagent/firewall/frametest": {"nodeagent/nsthread", "shared/cloud"},
 
 	"cli":                 {"cli/…", "protos/…", "shared/…", "images", "controlplane/kv/snapfile"},
@@ -231,9 +232,10 @@ var inTests = map[string][]string{
 	"controlplane/network":    {"nodeagent/firewall"}, // which decides about the packets that ExplainPath explains
 	"controlplane/kv/restapi": {"controlplane/kv/users"},
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
-	"nodeagent/machine":       {"images/guest"}, // its package computes the data that a guest writes to its volumes
+	"nodeagent/qemu":          {"nodeagent/cgroup/cgrouptest"},
+	"nodeagent/machine":       {"nodeagent/cgroup/cgrouptest", "images/guest"}, // its package computes the data that a guest writes to its volumes
 	"nodeagent":               {"docs/docstest"},
-	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/qmp", "nodeagent/rbd/rbdtest"},
+	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/cgroup/cgrouptest", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/qmp", "nodeagent/rbd/rbdtest"},
 	"e2e/history":             {"shared/fault"},
 
 	// Packages of tests with hosts.

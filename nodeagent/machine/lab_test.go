@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup/cgrouptest"
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/pinning"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
@@ -46,6 +47,9 @@ func TestMain(m *testing.M) {
 	}
 	if len(os.Args) > 1 && os.Args[1] == tunnelCommand {
 		os.Exit(tunnel.Main())
+	}
+	if err := cgrouptest.RemoveLeft("trivet-test-machine"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 	}
 	os.Exit(m.Run())
 }
@@ -112,16 +116,9 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
+// clear ends all guests.
 func (l *lab) clear() {
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
-	names, err := l.tree.List()
-	require.NoError(l, err)
-	for _, name := range names {
-		require.NoError(l, l.tree.Kill(ctx, name))
-		require.NoError(l, l.tree.Remove(ctx, name))
-	}
-	require.NoError(l, l.tree.Close())
+	require.NoError(l, errors.Join(cgrouptest.End(l.tree), l.tree.Close()))
 }
 
 // start starts an agent on the host, which adopts the VMs.

@@ -3,6 +3,7 @@ package qemu
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
+	"github.com/trivet-cloud/trivet/nodeagent/cgroup/cgrouptest"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -45,6 +47,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 5 && os.Args[1] == agentCommand {
 		fmt.Fprintln(os.Stderr, beAgent(os.Args[2], os.Args[3], os.Args[4]))
 		os.Exit(1)
+	}
+	if err := cgrouptest.RemoveLeft("trivet-test-qemu"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 	}
 	os.Exit(m.Run())
 }
@@ -83,17 +88,7 @@ func newLab(t *testing.T) *lab {
 	root := fmt.Sprintf("trivet-test-qemu-%d-%d", os.Getpid(), labs.Add(1))
 	tree, err := cgroup.Open(root)
 	require.NoError(t, err)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		names, err := tree.List()
-		require.NoError(t, err)
-		for _, name := range names {
-			require.NoError(t, tree.Kill(ctx, name))
-			require.NoError(t, tree.Remove(ctx, name))
-		}
-		require.NoError(t, tree.Close())
-	})
+	t.Cleanup(func() { require.NoError(t, errors.Join(cgrouptest.End(tree), tree.Close())) })
 	homes, err := OpenHomes(filepath.Join(t.TempDir(), strings.Repeat("a-long-directory-", 6), "vms"), FirstUID, LastUID)
 	require.NoError(t, err)
 	home, err := homes.Claim(vmID)
