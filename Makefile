@@ -103,7 +103,7 @@ compat: test-packages build
 # one that is switched off, one that is cut off, and two at once with room for four of the VMs.
 robustness: test-packages build guest
 	TRIVET_BIN=$(CURDIR)/bin ROBUSTNESS_SECONDS=$(SECONDS) go -C controlplane/kv/compat test -v -count=1 -tags long -timeout 0 ./robustness
-	TRIVET_MIGRATION_ROUNDS=3 go test -tags long ./e2e -run 'MigrationFaults|LostHosts' -v -count=1 -timeout 0
+	TRIVET_MIGRATION_ROUNDS=3 go test -tags long ./e2e -run 'MigrationFaults|MigrationWitness|LostHosts' -v -count=1 -timeout 0
 
 bench: run-packages build guest
 	.ci/bench

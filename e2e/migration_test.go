@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,11 +25,12 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 	})
 	require.NoError(c.t, err)
 	ip := m.nic.Address.Addr().String()
-	// The other guest sends again on this connection after the first move.
+	// Until the end of the first move, the other guest sends numbers on a connection and pings.
 	m.run("sleep 300 2>/dev/null </dev/null | timeout 300 nc -l -p 5000 >/tmp/received 2>/dev/null &")
-	peer.run("(echo before; while [ ! -e /tmp/moved ]; do sleep 0.2; done; echo after) 2>/dev/null </dev/null | " +
-		"timeout 300 nc " + ip + " 5000 >/dev/null 2>&1 &")
-	m.eventually("the connection is open", "grep -q before /tmp/received")
+	peer.run("(i=0; while [ ! -e /tmp/moved ]; do echo $i; i=$((i+1)); sleep 0.1; done; echo end) 2>/dev/null </dev/null | " +
+		"timeout 300 nc " + ip + " 5000 >/dev/null 2>&1 &\nping -i 0.2 " + ip + " >/tmp/pings 2>&1 </dev/null & echo $! >/tmp/ping")
+	m.eventually("the connection is open", "grep -q 3 /tmp/received")
+	peer.eventually("the ping is answered", "grep -q ' seq=3 ' /tmp/pings")
 	boot := m.run("echo kept >/tmp/mark && cat /proc/sys/kernel/random/boot_id")
 	console := c.startCommand(c.context(5*time.Minute), "vm", "console", m.vm.GetName())
 	console.types("run echo out-$((40+2))")
@@ -56,8 +56,12 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 		m.eventually("the guest has kept its memory", "grep -q kept /tmp/mark")
 		require.Equal(c.t, boot, m.run("cat /proc/sys/kernel/random/boot_id"), "the guest did not boot again")
 		if to == host {
+			answered := peer.run("grep -c ' seq=' /tmp/pings")
+			peer.eventually("the ping goes on", "[ $(grep -c ' seq=' /tmp/pings) -gt "+answered+" ]")
 			peer.run("touch /tmp/moved")
-			m.eventually("the connection goes on", "grep -q after /tmp/received")
+			m.eventually("the connection goes on", "grep -q end /tmp/received")
+			// The lines are 0, 1, 2 and so on, and end.
+			m.run("awk '$1 != NR-1 && $1 != \"end\" {exit 1}' /tmp/received")
 			console.prints(ctx, "connected again")
 			console.types("run echo out-$((40+3))")
 			console.prints(ctx, "OUT out-43")
@@ -65,6 +69,7 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 			console.finish(ctx)
 			require.Contains(c.t, console.errs.String(), "has moved to another host")
 			require.Equal(c.t, 1, strings.Count(console.out.String(), "OUT out-42"), "no output is shown twice")
+			c.t.Log(peer.run("kill -INT $(cat /tmp/ping); sleep 1; tail -n 3 /tmp/pings"))
 		}
 		peer.eventually("another guest reaches it", "ping -c 1 -W 2 "+ip)
 	}
@@ -87,14 +92,8 @@ func TestMigration(t *testing.T) {
 	b := c.boot("b", 1, &vmv1.NetworkSpec{SubnetId: subnet})
 	c.migrate(a, b, 1)
 	c.drain(a, b, 1)
-	g := c.newFaultyGuest("faulty", subnet, 0)
-	for _, cell := range []struct{ fault, point string }{
-		{"target QEMU", "commit"}, {"source agent", "switch"}, {"leader", "transfer"},
-	} {
-		c.run(cell.fault+" at "+cell.point, func(t *testing.T) {
-			f := slices.IndexFunc(migrationFaults, func(f migrationFault) bool { return f.name == cell.fault })
-			p := slices.IndexFunc(migrationPoints, func(p migrationPoint) bool { return p.name == cell.point })
-			g.strike(migrationFaults[f], migrationPoints[p])
-		})
+	g := c.newFaultyGuest("faulty", subnet, localDisk)
+	for _, x := range []cell{cellOf("target QEMU", "commit"), cellOf("source agent", "switch"), cellOf("leader", "transfer")} {
+		c.run(x.String(), func(*testing.T) { g.strike(x) })
 	}
 }

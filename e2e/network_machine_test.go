@@ -35,7 +35,7 @@ func (c *networkCloud) bootWith(name string, host int, metadata map[string]strin
 // bootFrom is boot for a VM whose request the function change changes.
 func (c *networkCloud) bootFrom(name string, host int, change func(*vmv1.CreateVmRequest), nics ...*vmv1.NetworkSpec) *machine {
 	c.t.Helper()
-	ctx := c.context(2 * time.Minute)
+	ctx := c.context(5 * time.Minute)
 	for i, n := range nics {
 		if n.Id == "" {
 			n.Id = fmt.Sprintf("nic%d", i)

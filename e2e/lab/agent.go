@@ -49,6 +49,8 @@ type Agent struct {
 	VCPUs float64
 	// GID, unless 0, is the gid of the agent; see Cut.
 	GID int
+	// Env holds environment variables of the agent, like Program.Env.
+	Env []string
 }
 
 // DataDir returns the agent's data directory, which holds its certificate and its VMs' disks.
@@ -104,7 +106,7 @@ func (a *Agent) Start(token string) error {
 	if err != nil {
 		return err
 	}
-	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir), Net: a.Net, GID: a.GID})
+	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir), Net: a.Net, GID: a.GID, Env: a.Env})
 }
 
 // Joined reports whether the agent has joined a cluster, that is, has a certificate in its data directory.

@@ -3,7 +3,7 @@ package lab
 import (
 	"fmt"
 	"os"
-	"strings"
+	"path/filepath"
 	"time"
 )
 
@@ -29,6 +29,11 @@ func (t *Trio) SetClock(id int, ahead time.Duration) error {
 // Faulty returns b with the path of the control plane that was built with the tag mutant: mutant/trivet-controlplane in
 // the directory of b.ControlPlane.
 func (b Binaries) Faulty() Binaries {
-	b.ControlPlane = strings.TrimSuffix(b.ControlPlane, "trivet-controlplane") + "mutant/trivet-controlplane"
+	b.ControlPlane = Mutant(b.ControlPlane)
 	return b
+}
+
+// Mutant returns the path of the program that was built with the tag mutant: mutant/NAME in the directory of the program.
+func Mutant(program string) string {
+	return filepath.Join(filepath.Dir(program), "mutant", filepath.Base(program))
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 const (
@@ -55,6 +56,9 @@ func (d Disk) beginMirror(ctx context.Context, conn *qmp.Conn, rate uint64, stre
 	sync := "full"
 	if d.Base != "" {
 		sync = "top"
+	}
+	if mutant.On(mutant.CopyNewWritesOnly) {
+		sync = "none"
 	}
 	return conn.Do(ctx, "blockdev-mirror", object{"job-id": d.mirrorNode(), "device": d.node(), "target": d.mirrorNode(),
 		"sync": sync, "copy-mode": "write-blocking", "speed": rate, "auto-dismiss": false,

@@ -27,5 +27,6 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ReuseFDSets, TestFDSetsAreNotReused, `two disks have one descriptor set`)
 	mutanttest.Notices(t, mutant.KeepGuestOutput, TestGuestOutputIsCut, `kept without a limit`)
 	mutanttest.Notices(t, mutant.HandOverRunning, TestHandOverOfRunningGuest, `a guest that was not stopped was handed over`)
+	mutanttest.Notices(t, mutant.CopyNewWritesOnly, TestMigrate, `migrate_test.go`)
 	mutanttest.Notices(t, mutant.KeepFrozen, TestCopyOfOneInstant, `the guest is thawed`)
 }

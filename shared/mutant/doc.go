@@ -227,6 +227,7 @@ const (
 	SwitchWithoutGrant      = "switch-without-grant"      // the switchover does not change the attachment generation of a volume: shared/cloud
 	RollBackWithoutGrant    = "roll-back-without-grant"   // a rollback does not change the attachment generation of a volume: shared/cloud
 	ChangeMigratingVolume   = "change-migrating-volume"   // a volume is changed while its VM is being migrated: controlplane/compute/vm
+	CopyNewWritesOnly       = "copy-new-writes-only"      // the content that a disk has when its migration begins is not copied: nodeagent/qemu
 	KeepStandbyHost         = "keep-standby-host"         // a host keeps a volume after a migration to or from it has ended: controlplane/compute/vm
 	MigrateBesideOldAgent   = "migrate-beside-old-agent"  // a VM with a volume in a shared pool is migrated although an old agent uses the pool: controlplane/compute/vm
 	FreeMigratedVolume      = "free-migrated-volume"      // an RBD volume of a VM that is deleted after a switchover is free although the source may run the guest: controlplane/compute/vm

@@ -1,6 +1,6 @@
 // Package rbdtest starts real Ceph clusters for tests: one monitor and one OSD whose store is a sparse file, with the
 // programs of Debian's packages ceph-mon, ceph-osd and ceph-common. A cluster takes about ten seconds to start. It
-// has an address of its own in 127.0.0.0/8, so that several can run at once.
+// has, unless StartAt gets another one, an address of its own in 127.0.0.0/8, so that several can run at once.
 package rbdtest
 
 import (
@@ -46,6 +46,13 @@ type Ceph struct {
 // Start starts a cluster, which ends with the test. It skips the test if Ceph is not installed.
 func Start(t testing.TB) *Ceph {
 	t.Helper()
+	pid := os.Getpid()
+	return StartAt(t, fmt.Sprintf("127.%d.%d.%d", 200+pid%50, pid/50%250+1, pid/12500%250+1))
+}
+
+// StartAt is Start with the IPv4 address of the cluster, which this machine must have.
+func StartAt(t testing.TB, ip string) *Ceph {
+	t.Helper()
 	for _, program := range []string{"ceph-mon", "ceph-osd", "ceph", "rbd", "ceph-authtool", "monmaptool"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("Ceph is not installed: %v", err)
@@ -55,8 +62,6 @@ func Start(t testing.TB) *Ceph {
 	dir, err := os.MkdirTemp("", "trivet-rbdtest-")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	pid := os.Getpid()
-	ip := fmt.Sprintf("127.%d.%d.%d", 200+pid%50, pid/50%250+1, pid/12500%250+1)
 	c := &Ceph{
 		FSID: uuid.NewString(), Monitor: fmt.Sprintf("[v2:%s:3300,v1:%[1]s:6789]", ip), Address: ip + ":3300", Conf: filepath.Join(dir, "ceph.conf"),
 		t: t, dir: dir,
@@ -141,7 +146,7 @@ mon_host = {{.Monitor}}
 mon_initial_members = a
 public_addr = {{.IP}}
 cluster_addr = {{.IP}}
-public_network = 127.0.0.0/8
+public_network = {{.IP}}/32
 auth_cluster_required = cephx
 auth_service_required = cephx
 auth_client_required = cephx
