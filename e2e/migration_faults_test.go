@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -72,11 +71,6 @@ func cellOf(fault, point string) cell {
 }
 
 func (c cell) String() string { return c.fault.name + " at " + c.point.name }
-
-// dies reports whether the guest may end in this cell.
-func (c cell) dies() bool {
-	return strings.HasSuffix(c.fault.name, "QEMU") || c.mayComeBack() || c.fault.name == targetQuorum && c.point.name == "release"
-}
 
 // mayComeBack reports whether the guest may run on the target, and then on the source again. At the point commit, the
 // agent of the target may have received the switchover before it was cut off.

@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -116,4 +117,9 @@ func faultyAgent(t *testing.T) string {
 	out, err := exec.Command("go", "build", "-trimpath", "-tags", "mutant", "-o", path, "../nodeagent").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return path
+}
+
+// dies reports whether the guest may end in this cell.
+func (c cell) dies() bool {
+	return strings.HasSuffix(c.fault.name, "QEMU") || c.mayComeBack() || c.fault.name == targetQuorum && c.point.name == "release"
 }
