@@ -77,9 +77,10 @@ type lab struct {
 	shared      string           // directory of the shared pool "shared", or "" if there is none; changed only while no agent runs
 	storage     *storage.Storage // the host's volumes
 	stopStorage func()
-	dedicated   []int  // dedicated CPUs of the host; changed only while no agent runs
-	swtpm       string // path of swtpm, or "" if the host serves no TPMs; changed only while no agent runs
-	rbdHelper   string // path of trivet-rbd, or "" if the host serves no RBD; changed only while no agent runs
+	dedicated   []int         // dedicated CPUs of the host; changed only while no agent runs
+	uefi        qemu.Firmware // empty if the host serves no UEFI; changed only while no agent runs
+	swtpm       string        // path of swtpm, or "" if the host serves no TPMs; changed only while no agent runs
+	rbdHelper   string        // path of trivet-rbd, or "" if the host serves no RBD; changed only while no agent runs
 
 	volumeMu sync.Mutex
 	volumes  map[cloud.VolumeID]cloud.VolumeObservation // the last reports
@@ -128,7 +129,7 @@ func (l *lab) start() {
 	l.images, err = disk.OpenImages(filepath.Join(l.dir, "images"), l.fetch)
 	require.NoError(l, err)
 	launcher := &qemu.Launcher{Program: l.program, LauncherCommand: []string{"/proc/self/exe", launcherCommand}, Cgroups: l.tree,
-		CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40, RBD: l.rbdHelper != "", SWTPM: l.swtpm}
+		CPUModels: []string{"qemu64", "max"}, LargestDisk: 1 << 40, RBD: l.rbdHelper != "", SWTPM: l.swtpm, UEFI: l.uefi}
 	l.startStorage(func(ctx context.Context, id string, size uint64, key []byte) (*os.File, error) {
 		return launcher.Format(ctx, homes, id, size, key)
 	})

@@ -73,7 +73,7 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		v.transfer = transfer{attempt: attempt}
 	}
 	t := &v.transfer
-	out := Transfer{Failure: t.failure, Held: v.process.Migrating(), Disks: len(v.process.Record().Spec.CopiedDisks()),
+	out := Transfer{Failure: t.failure, Held: v.process.Migrating(), Disks: len(v.process.Record().Spec.Copies()),
 		Running: r.Running != 0 && r.Running == r.Outgoing, Ending: t.ending}
 	if o := v.set.o.Migration; o != nil {
 		out.MaxDowntime = o.MaxDowntime

@@ -80,8 +80,8 @@ func (v *VM) incomingSpec(want *agentv1.AssignedVm) (qemu.Spec, error) {
 	}
 	own := v.set.spec(want)
 	switch {
-	case s.UEFI || s.TPM || own.UEFI || own.TPM:
-		return qemu.Spec{}, errors.New("the VM has UEFI variables or a TPM, whose state is only on the source")
+	case s.UEFI != own.UEFI || s.SecureBoot != own.SecureBoot || s.TPM != own.TPM:
+		return qemu.Spec{}, errors.New("the firmware or the TPM of the VM at the source differs from the assigned one")
 	case s.Kernel != own.Kernel || s.Initrd != own.Initrd || s.CDROM != own.CDROM || s.Windows != own.Windows || s.LocalTime != own.LocalTime:
 		return qemu.Spec{}, errors.New("the kernel, the CD-ROM drive or the clock of the VM at the source differs from the assigned one")
 	case s.ID != own.ID || s.VCPUs != own.VCPUs || s.MemoryMiB != own.MemoryMiB || s.Cmdline != own.Cmdline || s.Seed != own.Seed ||
@@ -145,21 +145,24 @@ func (v *VM) prepareIncoming(ctx context.Context, m *agentv1.AssignedMigration) 
 	c := tunnel.Config{
 		Role: tunnel.Target, VM: string(v.id), Attempt: m.GetAttempt(), Peer: m.GetPeerNodeId(), Identity: identity,
 		Dir: v.home.Migration(), Address: address, FirstPort: o.FirstPort, LastPort: o.LastPort,
-	}
-	for _, d := range v.process.Record().Spec.CopiedDisks() {
-		c.Disks = append(c.Disks, d.ID)
+		Disks: v.process.Record().Spec.Copies(),
 	}
 	_, err = tunnel.Start(ctx, o.Command, c, tunnelEnd, pidfd)
 	return err
 }
 
-// arrive records that the guest runs at this host, activates its volumes, and starts its CPUs. It sets the counters of executed starts,
-// reboots and resets to those of the assignment: the source has executed these requests.
+// arrive makes the state of the firmware durable, records that the guest runs at this host, activates its volumes, and
+// starts its CPUs. It sets the counters of executed starts, reboots and resets to those of the assignment: the source has
+// executed these requests.
 func (v *VM) arrive(ctx context.Context, want *agentv1.AssignedVm) error {
 	r := v.record
 	if r.Migration.Committed != r.Migration.Incoming {
 		if err := v.process.EndIncoming(ctx); err != nil {
 			return err
+		}
+		if err := v.process.SyncFirmware(); err != nil {
+			v.transfer.failure = brief(err) // The source can still continue the guest.
+			return v.process.PowerOff(ctx)
 		}
 		r.Migration.Committed = r.Migration.Incoming
 		r.StartsDone, r.ResetsDone = want.GetStarts(), want.GetResets()

@@ -63,16 +63,6 @@ type Disk struct {
 // copied reports whether a migration copies the disk to the target. Both hosts can use a volume.
 func (d Disk) copied() bool { return d.Volume == "" }
 
-// CopiedDisks returns the disks that a migration copies to the target.
-func (s Spec) CopiedDisks() (out []Disk) {
-	for _, d := range s.Disks {
-		if d.copied() {
-			out = append(out, d)
-		}
-	}
-	return out
-}
-
 // maxLimit is the largest limit of a throttle group (util/throttle.c of QEMU).
 const maxLimit = 1_000_000_000_000_000
 

@@ -47,9 +47,11 @@ func (l *Launcher) CheckHost(s Spec) error {
 	return nil
 }
 
-// openFirmware opens the code and the NVRAM of the firmware of s, in this order. If the VM has no NVRAM yet,
-// openFirmware creates it. It returns no files for a VM without UEFI. The caller closes the files.
-func (l *Launcher) openFirmware(home *Home, s Spec) ([]*os.File, error) {
+// openFirmware opens the code and the NVRAM of the firmware of r.Spec, in this order, and sets their sizes in r.Spec.
+// If the VM has no NVRAM yet, openFirmware creates it. For the target of a migration, it creates an empty NVRAM of the
+// size at the source. It returns no files for a VM without UEFI. The caller closes the files.
+func (l *Launcher) openFirmware(home *Home, r *Record) (files []*os.File, err error) {
+	s := &r.Spec
 	if !s.UEFI {
 		return nil, nil
 	}
@@ -64,12 +66,41 @@ func (l *Launcher) openFirmware(home *Home, s Spec) ([]*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open firmware: %w", err)
 	}
-	nvram, err := home.openNVRAM(name, firmware.Variables)
+	files = append(files, code)
+	defer func() {
+		if err != nil {
+			closeAll(files...)
+		}
+	}()
+	info, err := code.Stat()
 	if err != nil {
-		closeAll(code)
+		return nil, fmt.Errorf("open firmware: %w", err)
+	}
+	if s.CodeBytes != 0 && s.CodeBytes != info.Size() {
+		return nil, invalid("the UEFI firmware of this host has %d bytes, and that of the source has %d", info.Size(), s.CodeBytes)
+	}
+	if r.Incoming {
+		err = home.makeEmptyNVRAM(name, s.NVRAMBytes)
+	}
+	var nvram *os.File
+	if err == nil {
+		nvram, err = home.openNVRAM(name, firmware.Variables)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open NVRAM: %w", err)
 	}
-	return []*os.File{code, nvram}, nil
+	files = append(files, nvram)
+	s.CodeBytes = info.Size()
+	if info, err = nvram.Stat(); err != nil {
+		return nil, fmt.Errorf("open NVRAM: %w", err)
+	}
+	s.NVRAMBytes = info.Size()
+	return files, nil
+}
+
+// makeEmptyNVRAM replaces the file of the given name by one of size bytes, for the target of a migration.
+func (h *Home) makeEmptyNVRAM(name string, size int64) error {
+	return atomicfile.Write(h.path(name), 0o600, func(to *os.File) error { return to.Truncate(size) })
 }
 
 // openNVRAM opens the file of the given name in the home. If the file does not exist, openNVRAM creates it as a copy of

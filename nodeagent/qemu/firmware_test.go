@@ -31,11 +31,11 @@ func uefiLab(t *testing.T) *lab {
 	return l
 }
 
-// efiDisk returns the spec and the files of a VM with UEFI. Its disk is a FAT file system with the program efi as boot
+// efiDisk returns the spec and the files of a VM with UEFI. Its disk is a FAT file system with the program as boot
 // loader.
-func (l *lab) efiDisk() (Spec, Files) {
+func (l *lab) efiDisk(program []byte) (Spec, Files) {
 	l.Helper()
-	image := l.efiImage()
+	image := l.efiImage(program)
 	s, files := spec(), Files{}
 	s.UEFI, s.MemoryMiB = true, 128
 	l.disk(&s, &files, Disk{ID: "root", Bus: Virtio, Slot: -1, Cache: Writeback, Base: qcow2.Raw})
@@ -48,12 +48,12 @@ func (l *lab) efiDisk() (Spec, Files) {
 	return s, files
 }
 
-// efiImage returns the path of an image that contains a FAT file system with the program efi as boot loader.
-func (l *lab) efiImage() string {
+// efiImage returns the path of an image that contains a FAT file system with the program as boot loader.
+func (l *lab) efiImage(content []byte) string {
 	l.Helper()
 	dir := l.TempDir()
 	image, program := filepath.Join(dir, "image"), filepath.Join(dir, "BOOTX64.EFI")
-	require.NoError(l, os.WriteFile(program, efi, 0o600))
+	require.NoError(l, os.WriteFile(program, content, 0o600))
 	for _, args := range [][]string{
 		{"mformat", "-i", image, "-C", "-f", "1440", "::"}, {"mmd", "-i", image, "::/EFI", "::/EFI/BOOT"},
 		{"mcopy", "-i", image, program, "::/EFI/BOOT/BOOTX64.EFI"},
@@ -67,7 +67,7 @@ func (l *lab) efiImage() string {
 // TestUEFI starts a VM with UEFI twice. The second start finds the NVRAM that the first one wrote.
 func TestUEFI(t *testing.T) {
 	l := uefiLab(t)
-	s, files := l.efiDisk()
+	s, files := l.efiDisk(efi)
 	for _, text := range []string{"EFI UP boots=1 secure=0\n", "EFI UP boots=2 secure=0\n"} {
 		p := l.launch(s, files)
 		require.NoError(t, p.Resume(l.ctx))
@@ -86,7 +86,7 @@ func TestUEFI(t *testing.T) {
 // does not use the NVRAM of a start without it.
 func TestSecureBoot(t *testing.T) {
 	l := uefiLab(t)
-	s, files := l.efiDisk()
+	s, files := l.efiDisk(efi)
 	s.SecureBoot = true
 	require.NoError(t, os.WriteFile(l.home.path(nvramName), []byte("of a start without secure boot"), 0o600))
 	p := l.launch(s, files)

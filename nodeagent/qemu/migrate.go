@@ -77,9 +77,10 @@ func (p *Process) ResumeMigrated(ctx context.Context) error {
 	return nil
 }
 
-// machineVersion is the highest version of the format that Machine returns. Agents of earlier versions know only version
-// 1. They ignore the fields that version 2 has added to Spec, and would start another machine.
-const machineVersion = 2
+// machineVersion is the highest version of the format that Machine returns. Agents of earlier versions ignore the fields
+// that a later version has added to Spec, and would start another machine. Version 2 added Display, Hugepages and
+// DedicatedCPUs. Version 3 has UEFI or TPM.
+const machineVersion = 3
 
 // machine is the format of the result of Process.Machine.
 type machine struct {
@@ -88,10 +89,17 @@ type machine struct {
 }
 
 // Machine returns a description of the running QEMU for ParseMachine. It contains the Spec with the slots of all
-// devices, and the number of root ports with which QEMU was started.
+// devices, and the number of root ports with which QEMU was started. Machine returns an error if the home has state that
+// a migration would not move.
 func (p *Process) Machine() ([]byte, error) {
 	r := p.Record()
 	s := r.Spec
+	if s.UEFI && s.CodeBytes == 0 {
+		return nil, errors.New("an agent of an earlier version has started the VM with UEFI: stop and start the VM")
+	}
+	if err := p.home.checkIdleState(s); err != nil {
+		return nil, err
+	}
 	s.DiskPorts, s.NICPorts, s.CPUs, s.MemoryNode = 0, 0, nil, nil
 	for _, arg := range r.Argv {
 		var device struct {
@@ -109,8 +117,11 @@ func (p *Process) Machine() ([]byte, error) {
 		}
 	}
 	version := 1
-	if s.Display || s.Hugepages || s.DedicatedCPUs {
-		version = machineVersion
+	switch {
+	case s.UEFI || s.TPM:
+		version = 3
+	case s.Display || s.Hugepages || s.DedicatedCPUs:
+		version = 2
 	}
 	return json.Marshal(machine{version, s})
 }
@@ -157,9 +168,9 @@ type Memory struct {
 	Rate uint64
 }
 
-// Mirror is a job of the source that copies a disk to the target.
+// Mirror is a job of the source that copies a disk or the NVRAM to the target.
 type Mirror struct {
-	node         string // the top node of the disk
+	node         string // the copied node
 	Ready, Ended bool
 	Error        string
 	// Size is the number of bytes to copy, and Done the number of bytes that were copied.
@@ -174,11 +185,6 @@ func (m Migration) Active() bool {
 	}
 	return true
 }
-
-// mirrorPrefix is the beginning of the names of the jobs that copy disks to the target, and of their target nodes.
-const mirrorPrefix = "migrate-"
-
-func (d Disk) mirrorNode() string { return mirrorPrefix + d.node() }
 
 // Migration queries the state of the migration.
 func (p *Process) Migration(ctx context.Context) (m Migration, err error) {

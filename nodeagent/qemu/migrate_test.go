@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
-	"github.com/trivet-cloud/trivet/shared/qcow2"
 	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
@@ -31,25 +30,40 @@ type migration struct {
 // newMigration boots a guest with a disk over a base image and a blank disk, and starts the QEMU of the target.
 func newMigration(t *testing.T) *migration {
 	t.Helper()
-	m := &migration{source: newLab(t), target: newLab(t), sockets: t.TempDir()}
-	s, files := m.source.bootable()
-	m.source.disk(&s, &files, Disk{ID: "data", Bus: Virtio, Slot: -1, Cache: Writeback})
-	m.from = m.source.launch(s, files)
-	require.NoError(t, m.from.Resume(m.source.ctx))
-	m.source.says("GUEST UP\n")
+	source := newLab(t)
+	s, files := source.bootable()
+	source.disk(&s, &files, Disk{ID: "data", Bus: Virtio, Slot: -1, Cache: Writeback})
+	p := source.launch(s, files)
+	require.NoError(t, p.Resume(source.ctx))
+	source.says("GUEST UP\n")
+	return migrationTo(source, newLab(t), p, files)
+}
 
+// migrationTo starts the QEMU of the target for a guest at the source. The parameter files has the guest's files.
+func migrationTo(source, target *lab, from *Process, files Files) *migration {
+	t := source.T
+	t.Helper()
+	m := &migration{source: source, target: target, from: from, sockets: t.TempDir()}
 	text, err := m.from.Machine()
 	require.NoError(t, err)
 	spec, err := ParseMachine(text)
 	require.NoError(t, err)
 	require.Equal(t, m.from.Record().Spec.Disks, spec.Disks)
 	var none Spec
-	m.target.disk(&none, &m.files, Disk{ID: "root", Base: qcow2.Raw})
-	m.target.disk(&none, &m.files, Disk{ID: "data"})
+	for _, d := range spec.Disks {
+		m.target.disk(&none, &m.files, Disk{ID: d.ID, Base: d.Base})
+		layers := m.files.Disks[d.ID]
+		layers.Base = files.Disks[d.ID].Base
+		m.files.Disks[d.ID] = layers
+	}
 	m.to, err = m.target.launcher.LaunchIncoming(m.target.ctx, m.target.home, spec, m.files, 7, "test")
 	require.NoError(t, err)
 	t.Cleanup(m.to.Close)
-	require.Equal(t, m.from.Record().Argv, m.to.Record().Argv[:len(m.to.Record().Argv)-2])
+	argv := m.from.Record().Argv
+	if m.from.Record().Incoming {
+		argv = argv[:len(argv)-2] // without -incoming
+	}
+	require.Equal(t, argv, m.to.Record().Argv[:len(m.to.Record().Argv)-2])
 
 	dir, err := os.Open(m.sockets)
 	require.NoError(t, err)
@@ -94,7 +108,7 @@ func (m *migration) mirrored() {
 				return false
 			}
 		}
-		return len(s.Mirrors) == 2
+		return len(s.Mirrors) == len(m.from.Record().Spec.Copies())
 	}, "the disks are copied")
 }
 

@@ -22,45 +22,45 @@ const (
 	migrationPoll = 20 * time.Millisecond
 )
 
-// BeginMirrors makes QEMU copy all disks that are not volumes to the target while the guest runs. A write of the guest is acknowledged only
-// after QEMU has also sent it to the target. The function dial opens a stream to the NBD server of the target for a
-// disk. The rate is in bytes per second; 0 means no limit.
+// BeginMirrors makes QEMU copy all disks that are not volumes, and the NVRAM, to the target while the guest runs. A write
+// of the guest is acknowledged only after QEMU has also sent it to the target. The function dial opens a stream to the
+// NBD server of the target for one of the names of Spec.Copies. The rate is in bytes per second; 0 means no limit.
 //
 // A base image is not copied, because the target has it. After an error, the caller must call CancelMigration.
-func (p *Process) BeginMirrors(ctx context.Context, rate uint64, dial func(ctx context.Context, disk string) (*os.File, error)) error {
-	for _, d := range p.Record().Spec.CopiedDisks() {
-		stream, err := dial(ctx, d.ID)
+func (p *Process) BeginMirrors(ctx context.Context, rate uint64, dial func(ctx context.Context, name string) (*os.File, error)) error {
+	for _, c := range p.Record().Spec.copies() {
+		stream, err := dial(ctx, c.name)
 		if err != nil {
 			return err
 		}
 		err = p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-			return d.beginMirror(ctx, conn, rate, stream)
+			return c.beginMirror(ctx, conn, rate, stream)
 		})
 		_ = stream.Close()
 		if err != nil {
-			return fmt.Errorf("copy disk %s: %w", d.ID, err)
+			return fmt.Errorf("copy disk %s: %w", c.name, err)
 		}
 	}
 	return nil
 }
 
-func (d Disk) beginMirror(ctx context.Context, conn *qmp.Conn, rate uint64, stream *os.File) error {
-	if err := conn.SendFD(ctx, d.mirrorNode(), stream); err != nil {
+func (c nodeCopy) beginMirror(ctx context.Context, conn *qmp.Conn, rate uint64, stream *os.File) error {
+	if err := conn.SendFD(ctx, c.mirrorNode(), stream); err != nil {
 		return err
 	}
-	target := object{"driver": "nbd", "node-name": d.mirrorNode(), "export": d.ID, "discard": "unmap", "detect-zeroes": "unmap",
-		"server": object{"type": "fd", "str": d.mirrorNode()}}
+	target := object{"driver": "nbd", "node-name": c.mirrorNode(), "export": c.name, "discard": "unmap", "detect-zeroes": "unmap",
+		"server": object{"type": "fd", "str": c.mirrorNode()}}
 	if err := conn.Do(ctx, "blockdev-add", target, nil); err != nil {
 		return err
 	}
 	sync := "full"
-	if d.Base != "" {
+	if c.onBase {
 		sync = "top"
 	}
 	if mutant.On(mutant.CopyNewWritesOnly) {
 		sync = "none"
 	}
-	return conn.Do(ctx, "blockdev-mirror", object{"job-id": d.mirrorNode(), "device": d.node(), "target": d.mirrorNode(),
+	return conn.Do(ctx, "blockdev-mirror", object{"job-id": c.mirrorNode(), "device": c.node, "target": c.mirrorNode(),
 		"sync": sync, "copy-mode": "write-blocking", "speed": rate, "auto-dismiss": false,
 		"on-source-error": "report", "on-target-error": "report"}, nil)
 }
@@ -118,8 +118,8 @@ func (p *Process) endMirror(ctx context.Context, m Mirror, force bool) error {
 
 // removeMirrorNodes removes the target nodes of the copies. This closes their streams.
 func (p *Process) removeMirrorNodes(ctx context.Context) error {
-	disks := p.Record().Spec.CopiedDisks()
-	if len(disks) == 0 {
+	copies := p.Record().Spec.copies()
+	if len(copies) == 0 {
 		return nil
 	}
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
@@ -129,15 +129,15 @@ func (p *Process) removeMirrorNodes(ctx context.Context) error {
 		if err := conn.Do(ctx, "query-named-block-nodes", object{"flat": true}, &nodes); err != nil {
 			return err
 		}
-		for _, d := range disks {
+		for _, c := range copies {
 			if !slices.ContainsFunc(nodes, func(n struct {
 				Name string `json:"node-name"`
 			}) bool {
-				return n.Name == d.mirrorNode()
+				return n.Name == c.mirrorNode()
 			}) {
 				continue
 			}
-			if err := conn.Do(ctx, "blockdev-del", object{"node-name": d.mirrorNode()}, nil); err != nil {
+			if err := conn.Do(ctx, "blockdev-del", object{"node-name": c.mirrorNode()}, nil); err != nil {
 				return err
 			}
 		}

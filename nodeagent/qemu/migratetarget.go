@@ -20,11 +20,11 @@ func (l *Launcher) LaunchIncoming(ctx context.Context, home *Home, s Spec, files
 	return p, nil
 }
 
-// exportPrefix is the beginning of the ids of the exports of the disks at the target.
+// exportPrefix is the beginning of the ids of the exports of the copied disks and of the NVRAM at the target.
 const exportPrefix = "migrate-"
 
 // PrepareIncoming makes a QEMU of LaunchIncoming ready to receive a guest. The file disks is a listening socket, at
-// which QEMU serves each copied disk by NBD under the ID of the disk. The file memory is a connected socket, from which QEMU
+// which QEMU serves each of Spec.Copies by NBD under its name. The file memory is a connected socket, from which QEMU
 // reads the memory and the state of the devices. QEMU ends if memory is closed before the state is complete.
 // PrepareIncoming can succeed only once for a process.
 func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) error {
@@ -46,10 +46,10 @@ func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) e
 		if err := conn.Do(ctx, "nbd-server-start", object{"addr": server}, nil); err != nil {
 			return err
 		}
-		for _, d := range p.Record().Spec.CopiedDisks() {
-			export := object{"type": "nbd", "id": exportPrefix + d.node(), "node-name": d.node(), "name": d.ID, "writable": true}
+		for _, c := range p.Record().Spec.copies() {
+			export := object{"type": "nbd", "id": exportPrefix + c.node, "node-name": c.node, "name": c.name, "writable": true}
 			if err := conn.Do(ctx, "block-export-add", export, nil); err != nil {
-				return fmt.Errorf("disk %s: %w", d.ID, err)
+				return fmt.Errorf("disk %s: %w", c.name, err)
 			}
 		}
 		if err := conn.SendFD(ctx, "migration", memory); err != nil {

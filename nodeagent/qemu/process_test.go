@@ -30,7 +30,11 @@ func (l *lab) types(letters string) net.Conn {
 	dir, err := os.Open(l.home.dir)
 	require.NoError(l, err)
 	defer dir.Close()
-	c, err := net.Dial("unix", socketPath(dir, consoleSocket))
+	var c net.Conn
+	l.eventually(func() bool { // EAGAIN means that QEMU has not accepted an earlier connection yet.
+		c, err = net.Dial("unix", socketPath(dir, consoleSocket))
+		return !errors.Is(err, unix.EAGAIN)
+	}, "QEMU accepts connections to the serial port")
 	require.NoError(l, err)
 	l.Cleanup(func() { _ = c.Close() })
 	go func() { _, _ = io.Copy(io.Discard, c) }() // a client that does not read stops the guest

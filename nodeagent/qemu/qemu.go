@@ -86,6 +86,9 @@
 //     another uid and no network. It is started before QEMU and ends with QEMU. If it ends earlier, QEMU and the guest
 //     continue without a TPM, because the guest may not need it any more. The next start of the VM has the TPM again,
 //     with its state.
+//   - A migration copies the NVRAM like a disk, because QEMU itself writes the NVRAM to the target's file only after the
+//     switchover. QEMU gets the state of the TPM from swtpm, and sends it with the state of the devices. The target starts
+//     a swtpm without a state. [Process.SyncFirmware] flushes both before the guest runs at the target.
 //   - A CD-ROM drive is a SCSI device, or a SATA device for guests without drivers for virtio.
 //   - /dev/kvm is a device node of the VM, owned by its uid, because QEMU 7.2 cannot use a descriptor for it.
 package qemu
@@ -143,6 +146,10 @@ type Spec struct {
 	// same ports as the source.
 	DiskPorts int `json:"disk_ports,omitempty"`
 	NICPorts  int `json:"nic_ports,omitempty"`
+	// CodeBytes and NVRAMBytes are the sizes of the firmware's code and of its NVRAM in bytes. Launch sets both fields. For
+	// LaunchIncoming they are the sizes at the source, which the target must have too. 0 means any size.
+	CodeBytes  int64 `json:"code_bytes,omitempty"`
+	NVRAMBytes int64 `json:"nvram_bytes,omitempty"`
 	// Display is true if the VM has a VGA adapter and a VNC server. Agents of earlier versions started VMs without.
 	Display bool `json:"display,omitempty"`
 }
@@ -164,7 +171,8 @@ const (
 	hugepageMiB  = 2
 	maxDisks     = 16
 	maxCmdline   = 2 << 10
-	maxSerial    = 20 // bytes of a serial number that virtio-blk, IDE and SCSI show
+	maxNVRAM     = 16 << 20 // bytes
+	maxSerial    = 20       // bytes of a serial number that virtio-blk, IDE and SCSI show
 )
 
 var (
@@ -215,6 +223,8 @@ func (s Spec) Validate() error {
 		return invalid("secure boot needs UEFI")
 	case s.SecureBoot && s.Kernel:
 		return invalid("with secure boot the firmware loads the kernel, not the host")
+	case s.CodeBytes < 0 || s.NVRAMBytes < 0 || s.NVRAMBytes > maxNVRAM:
+		return invalid("the sizes of the firmware, %d and %d bytes, are not possible", s.CodeBytes, s.NVRAMBytes)
 	case s.DiskPorts < 0 || s.DiskPorts > maxDisks+sparePorts || s.NICPorts < 0 || s.NICPorts > MaxNICs:
 		return invalid("%d disk ports or %d NIC ports are too many", s.DiskPorts, s.NICPorts)
 	case len(s.Disks) > maxDisks:

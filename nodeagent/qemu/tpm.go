@@ -26,6 +26,8 @@ const (
 	tpmFileBytes = 1 << 20
 	// tpmStatePath is the directory of the TPM's state in swtpm's own mount namespace.
 	tpmStatePath = "/state"
+	// tpmStateFile is the file of the permanent state in this directory. swtpm makes it at the first start of the TPM.
+	tpmStateFile = "tpm2-00.permall"
 	// fdTPM is the number of swtpm's descriptor of the socket to QEMU.
 	fdTPM = 3
 )
@@ -63,7 +65,8 @@ func (h *Home) tpmUID() (int, error) {
 }
 
 // claimTPM creates the directory of the VM's TPM if needed, and returns the uid of swtpm. This uid differs from that of
-// QEMU. An attacker who controls QEMU can therefore use the TPM, but cannot read its state.
+// QEMU. An attacker who controls QEMU therefore has no access to the files of the TPM's state. Such an attacker can
+// use the TPM and, like a migration, read its state through swtpm.
 func (h *Home) claimTPM() (uid int, err error) {
 	h.homes.mu.Lock()
 	defer h.homes.mu.Unlock()
@@ -97,6 +100,9 @@ func (h *Home) claimTPM() (uid int, err error) {
 // must close both.
 func (l *Launcher) startTPM(ctx context.Context, home *Home, r *Record) (socket *os.File, pidfd int, err error) {
 	uid, err := home.claimTPM()
+	if err == nil && r.Incoming {
+		err = home.clearTPM()
+	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("make directory of TPM: %w", err)
 	}

@@ -87,7 +87,7 @@ func TestTPMConfinement(t *testing.T) {
 
 	require.NoError(t, p.PowerOff(l.ctx))
 	require.NoFileExists(t, fmt.Sprintf("/proc/%d/status", pid), "swtpm ends with the VM")
-	require.FileExists(t, l.home.tpmDir("state", "tpm2-00.permall"))
+	require.FileExists(t, l.home.tpmDir("state", tpmStateFile))
 	require.NoError(t, l.home.Remove())
 }
 

@@ -92,7 +92,7 @@ type Config struct {
 	// last port that it tries. For the source, Address is host:port of the target.
 	Address             string
 	FirstPort, LastPort uint16
-	// Disks are the ids of the disks for which the target accepts a stream.
+	// Disks are the names of the copied disks, and of the NVRAM, for which the target accepts a stream.
 	Disks []string
 }
 

@@ -5,6 +5,15 @@
 # where S is 1 with secure boot. Then it powers the machine off. To build it:
 #
 #	as --64 -o efi.o efi.s && ld -m elf_x86_64 -Ttext 0 --oformat binary -o efi.bin efi.o
+#
+# With --defsym WAIT=1 it is efiwait.bin, which reads these commands from the serial port instead of powering off:
+#
+#	b       count another start and print the line again
+#	v       read the variable again and print the line again
+#	t N ... pass a command of N bytes to the TPM (N is one byte) and print the response in hexadecimal
+#	o       power the machine off
+#
+# It disables interrupts, because the firmware would read the serial port too.
 
 	.globl _start
 	.text
@@ -46,7 +55,16 @@ code:
 	sub $0x30, %rsp
 	mov 88(%rdx), %rbx	# the runtime services
 
-	lea boots(%rip), %rcx
+	.ifdef WAIT
+	mov 96(%rdx), %rax	# the boot services
+	xor %rcx, %rcx
+	xor %rdx, %rdx
+	xor %r8, %r8
+	xor %r9, %r9
+	call *256(%rax)		# SetWatchdogTimer
+	.endif
+
+again:	lea boots(%rip), %rcx
 	lea vendor(%rip), %rdx
 	lea count(%rip), %rax
 	call get
@@ -59,11 +77,14 @@ code:
 	mov %rax, 0x20(%rsp)
 	call *88(%rbx)		# SetVariable
 
-	lea secure_boot(%rip), %rcx
+show:	lea secure_boot(%rip), %rcx
 	lea global(%rip), %rdx
 	lea secure(%rip), %rax
 	call get
 
+	.ifdef WAIT
+	cli
+	.endif
 	lea up(%rip), %rsi
 	call print
 	mov count(%rip), %al
@@ -75,7 +96,68 @@ code:
 	lea newline(%rip), %rsi
 	call print
 
-	mov $2, %rcx		# shut down
+	.ifdef WAIT
+command: call receive
+	cmp $'b', %al
+	je again
+	cmp $'t', %al
+	je tpm
+	cmp $'o', %al
+	je off
+	cmp $'v', %al
+	jne command
+	lea boots(%rip), %rcx
+	lea vendor(%rip), %rdx
+	lea count(%rip), %rax
+	call get
+	jmp show
+
+tpm:	mov $0xfed40000, %rdi	# the registers of the TPM (TCG PC Client Platform, CRB interface)
+	movl $1, 0x08(%rdi)	# TPM_LOC_CTRL: request access
+	movl $1, 0x40(%rdi)	# TPM_CRB_CTRL_REQ: get ready for a command
+	call receive
+	movzbl %al, %ecx
+	lea 0x80(%rdi), %rsi
+more:	call receive
+	mov %al, (%rsi)
+	inc %rsi
+	loop more
+	movl $1, 0x4c(%rdi)	# TPM_CRB_CTRL_START
+busy_tpm: mov 0x4c(%rdi), %eax
+	test $1, %al
+	jnz busy_tpm
+	movzbl 0x84(%rdi), %ecx	# the length of the response, in big-endian order
+	shl $8, %ecx
+	movb 0x85(%rdi), %cl
+	lea 0x80(%rdi), %rsi
+hex:	mov (%rsi), %bpl
+	mov %bpl, %al
+	shr $4, %al
+	call nibble
+	mov %bpl, %al
+	and $15, %al
+	call nibble
+	inc %rsi
+	loop hex
+	lea newline(%rip), %rsi
+	call print
+	jmp command
+
+receive: mov $0x3fd, %dx
+idle:	in %dx, %al
+	test $1, %al
+	jz idle
+	mov $0x3f8, %dx
+	in %dx, %al
+	ret
+
+nibble:	cmp $10, %al
+	jb digit
+	add $'a'-10, %al
+	jmp put
+	.endif
+
+off:	mov $2, %rcx		# shut down
 	xor %rdx, %rdx
 	xor %r8, %r8
 	xor %r9, %r9
