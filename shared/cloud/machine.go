@@ -45,6 +45,8 @@ const (
 	FeatureDedicatedCPUs = "dedicated-cpus"
 	// FeatureVolumeMigration: the agent can migrate VMs with volumes that several hosts can use.
 	FeatureVolumeMigration = "volume-migration"
+	// FeatureFirmwareMigration: the agent can migrate VMs with UEFI, a TPM, a CD-ROM drive or a rescue disk.
+	FeatureFirmwareMigration = "firmware-migration"
 	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).
 	FeatureGuestCalls = "guest-calls"
 	// FeatureConsoles: the agent opens consoles (agent.v1.OpenConsoleRequest).
@@ -144,6 +146,15 @@ func (vm *VM) Features() (all []string) {
 	return all
 }
 
+// MigrationFeatures returns the names of the features that both hosts of a migration of the VM must support. Its volumes
+// can need more (see Volume.MigrationFeatures).
+func (vm *VM) MigrationFeatures() (all []string) {
+	if vm.UEFI() || vm.Spec.Security.TPM || vm.Metadata[CDROMKey] != "" || vm.Metadata[RescueKey] != "" {
+		all = append(all, FeatureFirmwareMigration)
+	}
+	return all
+}
+
 // DedicatedCPUs reports whether each vCPU of the VM runs on a CPU of the host that it does not share.
 func (vm *VM) DedicatedCPUs() bool { return vm.Metadata[CPUPolicyKey] == "dedicated" }
 
@@ -154,8 +165,8 @@ func (vm *VM) hugepages() bool {
 }
 
 // StateOnHost returns a text that names the state of the VM, other than its disks, that is stored only on its host.
-// Such a VM cannot be moved to another host. StateOnHost returns "" if there is no such state. The text is the
-// predicate of a sentence whose subject is the VM.
+// Such a VM can be moved to another host only by a migration. StateOnHost returns "" if there is no such state. The text
+// is the predicate of a sentence whose subject is the VM.
 func (vm *VM) StateOnHost() string {
 	switch {
 	case vm.Spec.Security.TPM:

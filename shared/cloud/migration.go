@@ -162,14 +162,7 @@ func (vm *VM) NotMigratable() string {
 			return "has the NIC " + n.ID + ", which is being attached or detached"
 		}
 	}
-	if why := vm.StateOnHost(); why != "" {
-		return why
-	}
 	switch {
-	case vm.Metadata[CDROMKey] != "":
-		return "has a CD-ROM drive: remove the metadata trivet/cdrom while the VM is stopped"
-	case vm.Metadata[RescueKey] != "":
-		return "is booted from a rescue image"
 	case vm.Desired.Reboots > vm.Status.RebootsDone || vm.Desired.Resets > vm.Status.ResetsDone:
 		return "is being rebooted"
 	case vm.Resize != nil: // the process at the target must have the size of the present one

@@ -277,11 +277,9 @@ func TestNotMigratable(t *testing.T) {
 		{VM{Spec: Spec{Disks: []Disk{{ID: "a", Volume: "v"}}}}, ""},
 		{VM{Spec: Spec{Disks: []Disk{{ID: "a", Volume: "v", Change: DeviceAttaching}}}}, "has the disk a"},
 		{VM{Spec: Spec{Network: []NIC{{ID: "n", Change: DeviceDetaching}}}}, "has the NIC n"},
-		{VM{Spec: Spec{Security: Security{TPM: true}}}, "has a TPM"},
-		{VM{Metadata: map[string]string{FirmwareKey: "uefi"}}, "has UEFI firmware"},
-		{VM{Metadata: map[string]string{CDROMKey: "i"}}, "has a CD-ROM"},
+		{VM{Spec: Spec{Security: Security{SecureBoot: true, TPM: true}}}, ""},
+		{VM{Metadata: map[string]string{FirmwareKey: "uefi", CDROMKey: "i", RescueKey: "j"}}, ""},
 		{VM{Resize: &Resize{}}, "has a resize that takes effect at its next start"},
-		{VM{Metadata: map[string]string{RescueKey: "i"}}, "is booted from a rescue image"},
 		{VM{Desired: Desired{Reboots: 1}}, "is being rebooted"},
 	} {
 		why := c.vm.NotMigratable()
@@ -289,6 +287,20 @@ func TestNotMigratable(t *testing.T) {
 			require.Empty(t, why)
 		}
 		require.Contains(t, why, c.why)
+	}
+}
+
+// TestMigrationFeatures checks which features the hosts of a migration need because of the VM's machine.
+func TestMigrationFeatures(t *testing.T) {
+	require.Empty(t, (&VM{}).MigrationFeatures())
+	for _, vm := range []VM{
+		{Spec: Spec{Security: Security{TPM: true}}},
+		{Spec: Spec{Security: Security{SecureBoot: true}}},
+		{Metadata: map[string]string{FirmwareKey: "uefi"}},
+		{Metadata: map[string]string{CDROMKey: "i"}},
+		{Metadata: map[string]string{RescueKey: "i"}},
+	} {
+		require.Equal(t, []string{FeatureFirmwareMigration}, vm.MigrationFeatures())
 	}
 }
 

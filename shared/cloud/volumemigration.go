@@ -73,6 +73,9 @@ func (v *Volume) NotMigratable() string {
 	return ""
 }
 
+// MigrationFeatures returns the names of the features that both hosts of a migration must support because of the volume.
+func (v *Volume) MigrationFeatures() []string { return []string{FeatureVolumeMigration} }
+
 // MigratableLater returns the reason why a VM with this volume cannot be migrated now, or "". The reason ends by itself.
 // The text is the predicate of a sentence whose subject is the VM.
 func (v *Volume) MigratableLater() string {

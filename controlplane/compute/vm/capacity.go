@@ -170,6 +170,10 @@ func (s *snapshot) migration(vm *cloud.VM, out *schedule.SnapshotVM) error {
 	if err != nil {
 		return err
 	}
+	features, err := migrationFeatures(s.v, vm)
+	if err != nil {
+		return err
+	}
 	out.Request.Check = func(n *cloud.Node) string {
 		if why := migrationShortage(source, n); why != "" {
 			return why
@@ -177,8 +181,8 @@ func (s *snapshot) migration(vm *cloud.VM, out *schedule.SnapshotVM) error {
 		if why := volumes.Shortage(n); why != "" {
 			return why
 		}
-		if len(vm.Spec.Volumes()) > 0 && n.FeatureShortage(volumeMigration) != "" {
-			return n.FeatureShortage(volumeMigration)
+		if why := n.FeatureShortage(features); why != "" {
+			return why
 		}
 		return s.networkShortage(n, vm.Spec.Network)
 	}

@@ -249,7 +249,7 @@ func TestDrainNamesWhatStays(t *testing.T) {
 			w.drain(h1, force, 600)
 			w.stepDrains()
 			p := w.progress(h1)
-			require.Contains(t, p[0], "fixed CANNOT_MOVE: has")
+			require.Contains(t, p[0], "fixed CANNOT_MOVE: is on a host that does not serve firmware-migration")
 			require.Equal(t, "moves MOVING h2", p[1])
 			require.Contains(t, p[2], "large WAITING: no host fits: h2 has")
 			w.awaitMigrations(1)
@@ -267,7 +267,7 @@ func TestDrainNamesWhatStays(t *testing.T) {
 				w.stepDrains()
 				n := w.Node(h1)
 				require.Equal(t, cloud.DrainIncomplete, n.Drain.Phase)
-				require.Contains(t, n.Drain.Result, "2 VMs are still on the host: fixed has")
+				require.Contains(t, n.Drain.Result, "2 VMs are still on the host: fixed is on a host that does not serve")
 				require.Equal(t, cloud.NodeCordoned, n.State(1, 1))
 				require.Equal(t, vmv1.NodeState_NODE_STATE_DRAINING, w.drain(h1, false, 0).GetState(), "it can be drained again")
 				return
@@ -282,7 +282,7 @@ func TestDrainNamesWhatStays(t *testing.T) {
 			w.report(large, cloud.ObservedBuilt)
 			w.stepDrains()
 			require.True(t, w.Node(h1).InMaintenance())
-			require.Contains(t, w.progress(h1)[0], "fixed SHUT_DOWN: has")
+			require.Contains(t, w.progress(h1)[0], "fixed SHUT_DOWN: is on a host")
 		})
 	}
 }

@@ -237,3 +237,41 @@ func TestMachineUpdate(t *testing.T) {
 	require.ErrorContains(t, err, "stop VM running first")
 	require.Equal(t, running, w.get(running.ID))
 }
+
+// TestMigrationOfFirmware migrates a VM with secure boot, a TPM and a CD-ROM drive. Both hosts must have an agent that
+// can migrate such VMs, and the target must serve the features of the VM.
+func TestMigrationOfFirmware(t *testing.T) {
+	w := newWorld(t)
+	features := func(more ...string) map[string]string {
+		all := allFeatures()
+		for _, name := range more {
+			all[name] = ""
+		}
+		return all
+	}
+	migrates := features(cloud.FeatureFirmwareMigration, cloud.FeatureVolumeMigration)
+	source := w.volumeHost("n1", func(n *cloud.Node) { n.Features = features(cloud.FeatureVolumeMigration) })
+	iso := w.image(1, 1<<20)
+	vm := w.running("pc", func(q *CreateRequest) {
+		q.Metadata = map[string]string{cloud.CDROMKey: string(iso)}
+		q.Spec.Security = cloud.Security{SecureBoot: true, TPM: true}
+	})
+	target := w.volumeHost("n2", func(n *cloud.Node) { n.Features = features(cloud.FeatureVolumeMigration) })
+	refused := func(text string) {
+		t.Helper()
+		_, err := w.vms.Migrate(w.as(acme, ""), acme, vm.ID, target, 0, false, [32]byte{})
+		require.ErrorContains(t, err, text)
+		require.Equal(t, cloud.Running, w.get(vm.ID).State)
+	}
+	refused("it is on a host that does not serve firmware-migration: its agent is too old")
+	w.serve(source, migrates)
+	refused("does not serve firmware-migration: its agent is too old")
+	without := features(cloud.FeatureFirmwareMigration, cloud.FeatureVolumeMigration)
+	without[cloud.FeatureTPM] = "swtpm is not installed"
+	w.serve(target, without)
+	refused("does not serve tpm: swtpm is not installed")
+	w.serve(target, migrates)
+	vm = w.migrate(vm.ID, target)
+	require.Equal(t, string(iso), w.assignedTo(target, vm.ID).GetCdrom().GetImageId())
+	require.True(t, w.assignedTo(target, vm.ID).GetTpm())
+}

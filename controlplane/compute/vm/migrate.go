@@ -169,16 +169,23 @@ func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node) (string
 	if why := vm.NotMigratable(); why != "" {
 		return why, nil
 	}
-	volumes := vm.Spec.Volumes()
 	switch {
 	case source == nil || !source.LiveMigration:
 		return "is on a host whose agent cannot migrate VMs", nil
 	case source.Labels[cloud.AcceleratorLabel] == cloud.AcceleratorKVM && cloud.HostCPU(vm.CPUModel()):
 		return hostCPUReason, nil
-	case len(volumes) > 0 && source.FeatureShortage(volumeMigration) != "":
-		return "has volumes, and is on a host that " + source.FeatureShortage(volumeMigration), nil
 	}
-	return volume.NotMigratable(r, vm.Tenant(), volumes)
+	if why, err := volume.NotMigratable(r, vm.Tenant(), vm.Spec.Volumes()); err != nil || why != "" {
+		return why, err
+	}
+	features, err := migrationFeatures(r, vm)
+	if err != nil {
+		return "", err
+	}
+	if why := source.FeatureShortage(features); why != "" {
+		return "is on a host that " + why, nil
+	}
+	return "", nil
 }
 
 // oldAgentOfPool returns the reason why a VM with volumes in shared pools cannot be migrated while a host that shares one
@@ -204,7 +211,7 @@ func oldAgentOfPool(tx *store.Tx, vm *cloud.VM) (string, error) {
 		return "", err
 	}
 	for _, host := range hosts {
-		if host.Value.MissingFeature(volumeMigration) == "" {
+		if host.Value.MissingFeature([]string{cloud.FeatureVolumeMigration}) == "" {
 			continue
 		}
 		for _, v := range inPools {
@@ -217,8 +224,11 @@ func oldAgentOfPool(tx *store.Tx, vm *cloud.VM) (string, error) {
 	return "", nil
 }
 
-// volumeMigration is the feature that the hosts of a migration need if the VM has volumes.
-var volumeMigration = []string{cloud.FeatureVolumeMigration}
+// migrationFeatures returns the names of the features that both hosts of a migration of vm must support.
+func migrationFeatures(r store.Reader, vm *cloud.VM) ([]string, error) {
+	volumes, err := volume.MigrationFeatures(r, vm.Tenant(), vm.Spec.Volumes())
+	return append(vm.MigrationFeatures(), volumes...), err
+}
 
 // chooseTarget chooses the host for a migration of vm, and allocates the capacity there. If to is not empty, no other
 // host is chosen. The parameter skip is that of beginMigration. why is the reason of the choice (see cloud.Choice).
@@ -231,7 +241,7 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 		}
 	}
 	images := map[cloud.ImageID]*image.Usable{}
-	for _, id := range vm.Spec.Images() {
+	for _, id := range vm.Images() {
 		i, err := lookupImage(tx, vm.Org, id, true)
 		if err != nil {
 			return "", "", err
@@ -246,9 +256,11 @@ func (s *Service) chooseTarget(tx *store.Tx, vm *cloud.VM, source *cloud.Node, t
 	if err != nil {
 		return "", "", err
 	}
-	if len(vm.Spec.Volumes()) > 0 {
-		r.Features = append(r.Features, volumeMigration...)
+	features, err := migrationFeatures(tx, vm)
+	if err != nil {
+		return "", "", err
 	}
+	r.Features = append(r.Features, features...)
 	r.On = to
 	maps.Copy(r.Skip, skip)
 	r.Skip[vm.Node] = "is the VM's current host"

@@ -24,6 +24,23 @@ func NotMigratable(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (string
 	return "", nil
 }
 
+// MigrationFeatures returns the names of the features that both hosts of a migration must support because of these
+// volumes of the VM.
+func MigrationFeatures(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (all []string, err error) {
+	for _, id := range ids {
+		v, err := Lookup(r, t, id)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range v.MigrationFeatures() {
+			if !slices.Contains(all, name) {
+				all = append(all, name)
+			}
+		}
+	}
+	return all, nil
+}
+
 // MigratableLater returns the reason why a VM with these volumes cannot be migrated now, or "" if it can. The reason ends
 // by itself. The text is the predicate of a sentence whose subject is the VM.
 func MigratableLater(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (string, error) {
