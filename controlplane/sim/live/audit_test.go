@@ -22,7 +22,7 @@ func newTestWitness() (*witness, *cloud.VM, [2]*host) {
 	for i, name := range []endpoint{"h1", "h2"} {
 		hosts[i] = &host{f: f, name: name, guests: map[cloud.VMID]*guest{}, volumes: map[cloud.VolumeID]*storedVolume{}}
 	}
-	f.hosts = hosts[:]
+	f.byNode["n1"] = hosts[0]
 	vm := &cloud.VM{ID: "vm", Name: "vm", Node: "n1", Generation: 1, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512},
 	}}
@@ -94,7 +94,6 @@ func TestOperationThatDoesNotEnd(t *testing.T) {
 // which it runs.
 func TestVMThatLeavesHostWithLease(t *testing.T) {
 	a, vm, hosts := newTestWitness()
-	a.f.byNode["n1"] = hosts[0]
 	vm.State = cloud.Running
 	left := *vm
 	left.Node, left.State, left.Generation = "", cloud.Pending, 2

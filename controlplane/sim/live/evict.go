@@ -182,7 +182,11 @@ func (f *fleet) abandon() {
 // end of its host's lease.
 func (a *witness) checkLeases() error {
 	now := time.Now()
-	for _, h := range a.f.hosts {
+	for node := range a.nodes {
+		h := a.f.hostOf(node)
+		if h == nil {
+			continue // the response to its Join has not arrived
+		}
 		for _, id := range h.unleased(now) {
 			since, known := a.unleased[runner{h, id}]
 			if !known {
