@@ -126,6 +126,7 @@ func (a *witness) change(e watch.Event) error {
 		id := cloud.VMID(parts[2])
 		if deleted {
 			a.f.trace.Add("commit %d: VM %s is no more", e.KV.ModRevision, short(id))
+			a.volumes.deletedVM(a.vms[id])
 			delete(a.vms, id)
 			return nil
 		}

@@ -17,6 +17,9 @@ type volumeRecords struct {
 	bound map[cloud.NodeID]map[cloud.VolumeID]*node.Bound
 	// shared are the records of shared pools, by ID.
 	shared map[string]*volume.SharedPool
+	// disputed has the volumes of VMs that were deleted after the switchover of a migration: the source may still have
+	// them open when the target has destroyed the VM.
+	disputed map[cloud.VolumeID]bool
 	// opened has the last opening of each volume. It is guarded by truth.mu.
 	opened map[cloud.VolumeID]opening
 }
@@ -31,7 +34,17 @@ type opening struct {
 func newVolumeRecords() *volumeRecords {
 	return &volumeRecords{
 		all: map[cloud.VolumeID]*cloud.Volume{}, bound: map[cloud.NodeID]map[cloud.VolumeID]*node.Bound{}, opened: map[cloud.VolumeID]opening{},
-		shared: map[string]*volume.SharedPool{},
+		shared: map[string]*volume.SharedPool{}, disputed: map[cloud.VolumeID]bool{},
+	}
+}
+
+// deletedVM records that the record of a VM is deleted; vm is its last value.
+func (r *volumeRecords) deletedVM(vm *cloud.VM) {
+	if vm == nil || vm.Migration == nil || vm.Node != vm.Migration.Target {
+		return
+	}
+	for _, id := range vm.Spec.Volumes() {
+		r.disputed[id] = true
 	}
 }
 
@@ -143,6 +156,10 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	if before.Image != nil && now.Image == nil && a.f.needsImage(now) {
 		return fmt.Errorf("volume %s no longer uses its image, and its content still needs it", now.ID)
 	}
+	if a.volumes.disputed[now.ID] && now.VM == "" && !now.Flushed() && (now.Fence || now.PoolID != "") {
+		return nil // No VM gets the volume before a host has fenced it, or has its lock.
+	}
+	delete(a.volumes.disputed, now.ID)
 	for _, c := range a.f.allCommon() {
 		if vm, h := c.holder(now.ID); now.VM == "" && h != nil {
 			return fmt.Errorf("volume %s is recorded as detached, but VM %s has it open on %s", now.ID, vm, h.name)
