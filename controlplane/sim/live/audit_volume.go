@@ -121,6 +121,8 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	lost, again := now.Ending && !before.Ending, before.Ending && !now.Ending && now.VM != "" && now.VM == before.VM
 	// migrated: a step of the VM's migration gives the volume to the other host.
 	migrated := now.Migrated && now.VM != "" && now.VM == before.VM && now.Node != before.Node && (before.Other == now.Node || now.Other == before.Node)
+	// ends: the next host ends the last attachment, because the VM was deleted after its host was lost or in a migration.
+	ends := before.VM == "" && (before.Fence || before.HostRemoved)
 	if lost {
 		a.f.count("volumes of lost hosts")
 	}
@@ -142,7 +144,7 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 		return fmt.Errorf("volume %s goes back from %+v to %+v", now.ID, before, now)
 	case now.FlushedGeneration > now.AttachmentGeneration:
 		return fmt.Errorf("volume %s is flushed at generation %d, which was never granted", now.ID, now.FlushedGeneration)
-	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD && before.PoolID == "" || !before.Ending && !migrated && (before.VM != "" || !before.Flushed())):
+	case before.Node != "" && now.Node != before.Node && (now.Driver != cloud.DriverRBD && before.PoolID == "" || !before.Ending && !migrated && (before.VM != "" || !ends && !before.Flushed())):
 		return fmt.Errorf("volume %s goes from host %s to %s", now.ID, before.Node, now.Node)
 	case before.Node != "" && now.PoolID != before.PoolID:
 		return fmt.Errorf("volume %s goes from the pool %q to %q", now.ID, before.PoolID, now.PoolID)
