@@ -88,7 +88,7 @@ func TestMigrationWitness(t *testing.T) {
 		disk                 migrationDisk
 		notices              string
 	}{
-		{mutant.RunHandedOver, "target agent", "commit", shared, "ran on the hosts|counted"},
+		{mutant.RunHandedOver, targetQuorum, "arrive", localDisk, "ran on the hosts|counted"},
 		{mutant.CopyNewWritesOnly, "leader", "transfer", localDisk, "the disk has lost"},
 		{mutant.TakeBackActivated, targetQuorum, "arrive", shared, "continued from an old memory"},
 	} {

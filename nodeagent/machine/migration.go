@@ -192,6 +192,10 @@ func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 	case o.Guest == None && o.Record.Live:
 		p = exitReport(o)
 		p.Action, p.Migration = RecordExit, cloud.MigrationHandedOver
+	case o.Guest == None && m == nil && want.GetRolledBackAttempt() == r.HandedOver:
+		// The guest is lost. Without this action, the host would never execute a later start.
+		p = exitReport(o)
+		p.Action, p.Reason = CancelTransfer, "the guest has ended after the rollback"
 	case o.Guest == None:
 		p = exitReport(o)
 		p.Migration = cloud.MigrationHandedOver
