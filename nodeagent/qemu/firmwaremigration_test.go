@@ -158,6 +158,20 @@ func TestMigrateFirmware(t *testing.T) {
 	require.NoError(t, m.to.PowerOff(target.ctx))
 }
 
+// TestNVRAMIsCopied checks that the target has the whole NVRAM before the switchover. The guest has not run yet.
+func TestNVRAMIsCopied(t *testing.T) {
+	source, target := uefiLab(t), uefiLab(t)
+	s := spec()
+	s.UEFI = true
+	nvram := bytes.Repeat([]byte("trivet"), 540672/6)
+	require.NoError(t, os.WriteFile(source.home.path(nvramName), nvram, 0o600))
+	m := migrationTo(source, target, source.launch(s, Files{}), Files{})
+	m.paused()
+	copied, err := os.ReadFile(target.home.path(nvramName))
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(nvram, copied), "the NVRAM is not complete before the switchover")
+}
+
 // TestMachineOfFirmware checks which VMs with firmware state cannot be described for a migration, and that a target
 // refuses firmware of another size.
 func TestMachineOfFirmware(t *testing.T) {

@@ -18,7 +18,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.GuestKeepsCaps, TestConfinement, `CapBnd`)
 	mutanttest.Notices(t, mutant.BootWithoutKeys, TestSecureBoot, `a program without a signature was started`)
 	mutanttest.Notices(t, mutant.ShareTPMUser, TestTPMConfinement, `id of the TPM`)
-	mutanttest.Notices(t, mutant.SkipNVRAMCopy, TestMigrateFirmware, `the NVRAM is not complete before the switchover`)
+	mutanttest.Notices(t, mutant.SkipNVRAMCopy, TestNVRAMIsCopied, `the NVRAM is not complete before the switchover`)
 	mutanttest.Notices(t, mutant.ReuseLiveUID, TestUIDOfAProcessIsNotReused, `a process still runs under this uid`)
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugNIC, `does not release`)
 	mutanttest.Notices(t, mutant.DetachUnreleased, TestPlugDisk, `did not release`)
