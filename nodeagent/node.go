@@ -75,8 +75,8 @@ func (n *node) machineFeatures() []*agentv1.MachineFeature {
 		{Name: cloud.FeatureTPM, Problem: m.TPMProblem},
 		{Name: cloud.FeatureCDROM}, {Name: cloud.FeatureRescue}, {Name: cloud.FeatureOSType},
 		{Name: cloud.FeatureHugepages, Problem: noHugepages}, {Name: cloud.FeatureDedicatedCPUs, Problem: noDedicated},
-		{Name: cloud.FeatureVolumeMigration}, {Name: cloud.FeatureFirmwareMigration}, {Name: cloud.FeatureGuestCalls},
-		{Name: cloud.FeatureConsoles},
+		{Name: cloud.FeatureVolumeMigration}, {Name: cloud.FeatureFirmwareMigration}, {Name: cloud.FeatureEncryptedMigration},
+		{Name: cloud.FeatureGuestCalls}, {Name: cloud.FeatureConsoles},
 	}
 }
 

@@ -169,6 +169,7 @@ func (l *lab) startStorage(format func(context.Context, string, uint64, []byte) 
 	if l.shared != "" {
 		pools = append(pools, volume.Options{
 			Name: "shared", Path: l.shared, Shared: true, Host: filepath.Base(l.dir), State: filepath.Join(l.dir, "shared.json"), Images: l.images,
+			Format: format,
 		})
 	}
 	l.storage = storage.New(l.Context(), storage.Options{

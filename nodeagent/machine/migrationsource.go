@@ -93,7 +93,14 @@ func (v *VM) endTransfer(ctx context.Context, want *agentv1.AssignedVm) error {
 			}
 		}
 	}
-	if err := v.process.ResumeMigrated(ctx); err != nil {
+	var keys map[string]qemu.Key
+	if m := v.record.Migration; m.HandedOver == m.Outgoing { // Without a switchover, QEMU still has the disks open.
+		var err error
+		if keys, err = v.reopenKeys(want); err != nil {
+			return err
+		}
+	}
+	if err := v.process.ResumeMigrated(ctx, keys); err != nil {
 		return err
 	}
 	v.pausedSince = time.Time{}

@@ -174,7 +174,11 @@ func (v *VM) arrive(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err := v.activateVolumes(ctx, want); err != nil {
 		return err
 	}
-	if err := v.process.ResumeMigrated(ctx); err != nil {
+	keys, err := v.reopenKeys(want)
+	if err != nil {
+		return err
+	}
+	if err := v.process.ResumeMigrated(ctx, keys); err != nil {
 		return err
 	}
 	v.pausedSince = time.Time{}

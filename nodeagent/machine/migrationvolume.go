@@ -93,6 +93,27 @@ func (v *VM) activateVolumes(ctx context.Context, want *agentv1.AssignedVm) erro
 	return nil
 }
 
+// reopenKeys returns the keys of the disks that QEMU opens again when the guest continues after a switchover. It returns
+// an error if a key is not known yet. The guest must not continue then.
+func (v *VM) reopenKeys(want *agentv1.AssignedVm) (map[string]qemu.Key, error) {
+	keys := map[string]qemu.Key{}
+	for _, id := range v.process.Record().Spec.ReopenedDisks() {
+		at, err := findVolume(want, id)
+		if err != nil {
+			return nil, err
+		}
+		if v.set.o.Volumes == nil {
+			return nil, errNoVolumes
+		}
+		key, err := v.set.o.Volumes.Key(v.id, id, want.GetDisks()[at].GetVolume())
+		if err != nil {
+			return nil, fmt.Errorf("disk %s: %w", id, err)
+		}
+		keys[id] = key
+	}
+	return keys, nil
+}
+
 // takesBack reports whether the disk d of a process has a volume that the host got back after a migration: the process
 // has the volume open with an earlier generation than the assigned one.
 func takesBack(w *agentv1.AssignedVolume, d qemu.Disk) bool {

@@ -66,7 +66,9 @@ func (m *move) desired(l *lab) *agentv1.AssignedVolume {
 		return nil
 	}
 	out := convert.AssignedVolume(&m.volume.Volume, m.id(l))
-	out.Rbd = m.volume.rbd
+	if out.Rbd = m.volume.rbd; m.volume.Encrypted {
+		out.EncryptionKey = []byte(volumeKey)
+	}
 	return out
 }
 
@@ -112,6 +114,41 @@ func (m *move) refuses(l *lab, stale *agentv1.AssignedVolume) {
 // local disk, to another host and back. In each step, the other host cannot open the volume. Afterwards the volume is
 // flushed.
 func TestMigrationOfSharedVolume(t *testing.T) { moveThereAndBack(t, sharedVolume(t)) }
+
+// TestMigrationOfEncryptedVolume does the same with an encrypted volume of a shared pool, after a migration that was
+// rolled back. At each host, the agent is restarted before the guest continues. It must not store the key.
+func TestMigrationOfEncryptedVolume(t *testing.T) {
+	v := sharedVolume(t)
+	v.Encrypted = true
+	m := newMoveOf(t, v)
+	m.volume.Present = true
+	m.atSwitchover()
+	m.enterAt(m.source, switchover)
+	m.reports(m.source, cloud.MigrationHandedOver)
+	m.reports(m.target, cloud.MigrationReceived)
+	m.restart(m.source)
+	kill(t, m.target.qemu(m.vm.VmId))
+	m.reports(m.target, cloud.MigrationFailed)
+	m.enterAt(m.source, rollback)
+	m.reports(m.source, cloud.MigrationRunning)
+	m.aborted()
+	m.takenBack()
+
+	m.attempt++
+	m.atSwitchover()
+	m.enterAt(m.source, switchover)
+	m.reports(m.target, cloud.MigrationReceived)
+	m.phase = transferIt
+	m.restart(m.target)
+	m.reports(m.target, cloud.MigrationReceived)
+	m.enterAt(m.target, switchover)
+	m.reports(m.target, cloud.MigrationRunning)
+	m.settled()
+	m.target.requireNoKey()
+	m.vm = with(m.vm, func(w *agentv1.AssignedVm) { w.Resets++ })
+	m.target.assign(m.vm)
+	m.target.says(m.vm.VmId, "GUEST UP", 1) // The boot sector is read from the volume.
+}
 
 func TestMigrationOfRBDVolume(t *testing.T) {
 	moveThereAndBack(t, rbdVolume(rbdtest.Start(t), rbdtest.Program(t), 1))

@@ -31,6 +31,8 @@ type Volumes interface {
 	ConfirmStandby(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) error
 	Activate(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume) error
 	TakeBack(ctx context.Context, vm cloud.VMID, disk string, want *agentv1.AssignedVolume, from uint64) error
+	// Key returns the key of an encrypted volume that a process of the VM has open. See package storage.
+	Key(vm cloud.VMID, disk string, want *agentv1.AssignedVolume) ([]byte, error)
 	// Flattened is called when QEMU has copied all of the volume's image into the volume. QEMU still has the volume
 	// open for the VM. When Flattened returns nil, the volume is recorded as independent of its image.
 	Flattened(ctx context.Context, pool string, id cloud.VolumeID, vm cloud.VMID, generation uint64) error

@@ -136,3 +136,36 @@ func (p *Process) unlockDisks(ctx context.Context) error {
 		return nil
 	})
 }
+
+// ReopenedDisks returns the IDs of the disks that QEMU opens again when the guest continues after a switchover:
+// encrypted QCOW2 files. QEMU then needs their keys again. If it does not get them, it cannot use the disk any more.
+func (s Spec) ReopenedDisks() (ids []string) {
+	for _, d := range s.Disks {
+		if d.Encrypted && d.RBD == nil {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
+}
+
+// withKeys calls f while QEMU has the secret objects with the keys of these disks. The map is by disk ID.
+func (p *Process) withKeys(ctx context.Context, keys map[string]Key, f func() error) (failed error) {
+	for _, d := range p.Record().Spec.Disks {
+		key, ok := keys[d.ID]
+		if !ok {
+			continue
+		}
+		err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+			return addSecret(ctx, conn, d.secretID(), "raw", key)
+		})
+		if err != nil {
+			return err
+		}
+		defer func() {
+			failed = errors.Join(failed, p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+				return deleteObject(ctx, conn, d.secretID())
+			}))
+		}()
+	}
+	return f()
+}

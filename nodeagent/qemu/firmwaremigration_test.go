@@ -110,7 +110,7 @@ func (m *migration) move() {
 	m.status(m.to, "completed")
 	require.NoError(m.source, m.to.SyncFirmware())
 	require.NoError(m.source, m.to.EndIncoming(m.target.ctx))
-	require.NoError(m.source, m.to.ResumeMigrated(m.target.ctx))
+	require.NoError(m.source, m.to.ResumeMigrated(m.target.ctx, nil))
 }
 
 // nvram returns the content of the NVRAM of starts with secure boot.
@@ -145,7 +145,7 @@ func TestMigrateFirmware(t *testing.T) {
 	require.NoError(t, m.to.SyncFirmware())
 	require.NoError(t, m.to.Kill(target.ctx)) // before it has run the guest
 	require.NoError(t, m.from.CancelMigration(source.ctx))
-	require.NoError(t, m.from.ResumeMigrated(source.ctx))
+	require.NoError(t, m.from.ResumeMigrated(source.ctx, nil))
 	source.readsTPM(2)
 	source.command("b", "EFI UP boots=2 secure=1\n", 1)
 

@@ -66,9 +66,10 @@ func (h *Home) migrating() (bool, error) {
 
 // ResumeMigrated starts the CPUs of a guest that a migration has stopped. The caller must first have recorded the
 // decision that permits it: at the target, that the guest runs there; at the source, that the migration is cancelled.
-func (p *Process) ResumeMigrated(ctx context.Context) error {
+// The parameter keys has the LUKS passphrases of the disks of Spec.ReopenedDisks, by disk ID.
+func (p *Process) ResumeMigrated(ctx context.Context, keys map[string]Key) error {
 	// The file is removed last, so that the caller can repeat the call after an error.
-	if err := p.resume(ctx); err != nil {
+	if err := p.withKeys(ctx, keys, func() error { return p.resume(ctx) }); err != nil {
 		return err
 	}
 	if err := os.Remove(p.home.path(migratingName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -248,12 +249,14 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 // only after the target has confirmed that it has the state. With pause-before-switchover, the source waits for the
 // command migrate-continue before it closes the disks and sends the last part of the state. With auto-converge, the
 // source slows the CPUs of a guest that writes memory faster than QEMU sends it. The capability events is not set,
-// because QEMU would send an event for each pass over the memory of an idle guest: thousands a second. The parameter
+// because QEMU would send an event for each pass over the memory of an idle guest: thousands a second. With
+// late-block-activate, the target opens its block nodes for writing only when its guest runs. The parameter
 // bitmaps sets dirty-bitmaps, with which addHold works.
 func setCapabilities(ctx context.Context, conn *qmp.Conn, bitmaps bool) error {
 	var all []object
 	for name, on := range map[string]bool{
-		"return-path": true, "pause-before-switchover": true, "auto-converge": true, "events": false, "dirty-bitmaps": bitmaps,
+		"return-path": true, "pause-before-switchover": true, "auto-converge": true, "events": false,
+		"late-block-activate": true, "dirty-bitmaps": bitmaps,
 	} {
 		all = append(all, object{"capability": name, "state": on})
 	}

@@ -194,7 +194,7 @@ func TestMigrate(t *testing.T) {
 	}
 
 	require.NoError(t, m.to.EndIncoming(m.target.ctx))
-	require.NoError(t, m.to.ResumeMigrated(m.target.ctx))
+	require.NoError(t, m.to.ResumeMigrated(m.target.ctx, nil))
 	require.NoError(t, m.to.Announce(m.target.ctx))
 	require.Equal(t, string(guest[:16]), sector(t, m.files.Disks["root"].Overlay)[:16])
 	m.target.writes()
@@ -207,7 +207,7 @@ func TestMigrationCancelled(t *testing.T) {
 	m.paused()
 	require.NoError(t, m.from.CancelMigration(m.source.ctx))
 	require.ErrorIs(t, m.from.Resume(m.source.ctx), ErrMigrating)
-	require.NoError(t, m.from.ResumeMigrated(m.source.ctx))
+	require.NoError(t, m.from.ResumeMigrated(m.source.ctx, nil))
 	m.source.writes()
 	require.Equal(t, Crashed, m.target.exited(m.to).Reason)
 	names, _ := m.source.nodes(m.from)
@@ -238,7 +238,7 @@ func TestMigrationTargetDies(t *testing.T) {
 				require.False(t, s.Running, "QEMU continued the guest by itself")
 			}
 			require.NoError(t, m.from.CancelMigration(m.source.ctx))
-			require.NoError(t, m.from.ResumeMigrated(m.source.ctx))
+			require.NoError(t, m.from.ResumeMigrated(m.source.ctx, nil))
 			m.source.writes()
 		})
 	}
@@ -252,7 +252,7 @@ func TestRollback(t *testing.T) {
 	m.status(m.from, "completed")
 	require.NoError(t, m.to.Kill(m.target.ctx))
 	require.NoError(t, m.from.CancelMigration(m.source.ctx))
-	require.NoError(t, m.from.ResumeMigrated(m.source.ctx))
+	require.NoError(t, m.from.ResumeMigrated(m.source.ctx, nil))
 	m.source.writes()
 }
 

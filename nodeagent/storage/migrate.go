@@ -79,6 +79,19 @@ func (s *Storage) TakeBack(ctx context.Context, vm cloud.VMID, disk string, want
 	return p.TakeBack(ctx, want.GetVolumeId(), a, from)
 }
 
+// Key returns the key of an encrypted volume that is attached to this disk of the VM. The error wraps volume.ErrNoKey if
+// the control plane has not sent the key yet.
+func (s *Storage) Key(vm cloud.VMID, disk string, want *agentv1.AssignedVolume) ([]byte, error) {
+	want = s.newest(want)
+	switch {
+	case want.GetDeleted() || want.GetVmId() != string(vm) || want.GetDiskId() != disk:
+		return nil, fmt.Errorf("key of volume %s: %w", want.GetVolumeId(), errNotAttached)
+	case len(want.GetEncryptionKey()) == 0:
+		return nil, fmt.Errorf("key of volume %s: %w", want.GetVolumeId(), volume.ErrNoKey)
+	}
+	return want.GetEncryptionKey(), nil
+}
+
 // assignedTo returns the pool and the attachment of a volume whose desired state want attaches it to this disk of the VM.
 // The parameter standby is the required value of want.Standby.
 func (s *Storage) assignedTo(vm cloud.VMID, disk string, want *agentv1.AssignedVolume, standby bool) (pool, volume.Attachment, error) {

@@ -45,6 +45,8 @@ const (
 	FeatureDedicatedCPUs = "dedicated-cpus"
 	// FeatureVolumeMigration: the agent can migrate VMs with volumes that several hosts can use.
 	FeatureVolumeMigration = "volume-migration"
+	// FeatureEncryptedMigration: the agent can migrate VMs with encrypted volumes of shared pools.
+	FeatureEncryptedMigration = "encrypted-volume-migration"
 	// FeatureFirmwareMigration: the agent can migrate VMs with UEFI, a TPM, a CD-ROM drive or a rescue disk.
 	FeatureFirmwareMigration = "firmware-migration"
 	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).

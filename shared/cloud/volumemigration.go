@@ -64,17 +64,19 @@ func (v *Volume) FenceMigrated() (changed bool) {
 // NotMigratable returns the reason why a VM with this volume can never be migrated, or "" if the volume does not prevent
 // it. The text is the predicate of a sentence whose subject is the VM.
 func (v *Volume) NotMigratable() string {
-	switch {
-	case !v.Movable():
+	if !v.Movable() {
 		return "has the volume " + v.Name + ", which only its host can use"
-	case v.Driver == DriverManaged && v.Encrypted:
-		return "has the encrypted volume " + v.Name + " in a shared pool: encrypted volumes can be migrated only on RBD"
 	}
 	return ""
 }
 
 // MigrationFeatures returns the names of the features that both hosts of a migration must support because of the volume.
-func (v *Volume) MigrationFeatures() []string { return []string{FeatureVolumeMigration} }
+func (v *Volume) MigrationFeatures() []string {
+	if v.Driver == DriverManaged && v.Encrypted {
+		return []string{FeatureVolumeMigration, FeatureEncryptedMigration}
+	}
+	return []string{FeatureVolumeMigration}
+}
 
 // MigratableLater returns the reason why a VM with this volume cannot be migrated now, or "". The reason ends by itself.
 // The text is the predicate of a sentence whose subject is the VM.

@@ -109,6 +109,15 @@ func (m *volumeMigration) rights() string {
 	return strings.Join(out, ", ") + "\n"
 }
 
+// TestVolumeMigrationFeatures checks that an encrypted file needs agents that pass its key to QEMU again.
+func TestVolumeMigrationFeatures(t *testing.T) {
+	for _, v := range []Volume{{Driver: DriverManaged}, {Driver: DriverRBD, Encrypted: true}} {
+		require.Equal(t, []string{FeatureVolumeMigration}, v.MigrationFeatures())
+	}
+	encrypted := Volume{Driver: DriverManaged, Encrypted: true}
+	require.Equal(t, []string{FeatureVolumeMigration, FeatureEncryptedMigration}, encrypted.MigrationFeatures())
+}
+
 // TestVolumesNotMigratable checks for which volumes a VM cannot be migrated, and for which ones only later.
 func TestVolumesNotMigratable(t *testing.T) {
 	for _, c := range []struct {
@@ -118,7 +127,7 @@ func TestVolumesNotMigratable(t *testing.T) {
 		{Volume{Driver: DriverRBD, Encrypted: true}, "", ""},
 		{Volume{Driver: DriverManaged, PoolID: "p"}, "", ""},
 		{Volume{Driver: DriverManaged, Pool: "local"}, "only its host can use", ""},
-		{Volume{Driver: DriverManaged, PoolID: "p", Encrypted: true}, "encrypted volume", ""},
+		{Volume{Driver: DriverManaged, PoolID: "p", Encrypted: true}, "", ""},
 		{Volume{Driver: DriverManaged, PoolID: "p", Ending: true}, "", "has not ended"},
 		{Volume{Driver: DriverRBD, Flatten: true}, "", "being made independent"},
 	} {
