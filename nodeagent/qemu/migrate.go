@@ -95,6 +95,9 @@ type machine struct {
 func (p *Process) Machine() ([]byte, error) {
 	r := p.Record()
 	s := r.Spec
+	if s.TPM && p.TPMLost() {
+		return nil, errors.New("the process of the VM's TPM has ended: stop and start the VM")
+	}
 	if s.UEFI && s.CodeBytes == 0 {
 		return nil, errors.New("an agent of an earlier version has started the VM with UEFI: stop and start the VM")
 	}

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"os"
 	"slices"
 
@@ -19,6 +20,11 @@ const (
 	// then goes to the status pre-switchover within about 100 ms.
 	mostDowntime = 2_000_000
 )
+
+// stateSuspended is the state of QEMU while its guest is in the ACPI state S3.
+const stateSuspended = "suspended"
+
+var errSuspended = errors.New("the guest is suspended (ACPI S3): wake it up first")
 
 // SendState stops the guest and makes QEMU send its memory and the state of its devices through stream. The stream is a
 // socket that is connected to the target's QEMU. When all but the last part is sent, QEMU waits in the status
@@ -80,18 +86,27 @@ func (p *Process) StopGuest(ctx context.Context) error {
 // because QEMU's own state does not show it later: QEMU stops a running guest by itself before the status
 // pre-switchover. QEMU remembers that the guest ran then, and resumes it if the target does not confirm the state. The
 // target may have the state nevertheless.
+//
+// A guest that is suspended (ACPI S3) cannot be stopped: QEMU ignores the command, and wakes the guest before it
+// completes. stopForMigration returns errSuspended for it before it changes anything.
 func (p *Process) stopForMigration(ctx context.Context) error {
+	s, err := p.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if s.State == stateSuspended {
+		return errSuspended
+	}
 	if err := p.home.setMigrating(""); err != nil {
 		return err
 	}
 	if err := p.do(ctx, p.work, (*raw.Monitor).Stop); err != nil {
 		return err
 	}
-	s, err := p.Status(ctx)
-	if err != nil {
+	if s, err = p.Status(ctx); err != nil {
 		return err
 	}
-	if s.Running || s.State == "finish-migrate" || s.State == "postmigrate" {
+	if s.Running || s.State == stateSuspended || s.State == "finish-migrate" || s.State == "postmigrate" {
 		return ErrGuestRan
 	}
 	return p.home.setMigrating(stoppedMark)
