@@ -60,9 +60,9 @@ gen:
 check: test-packages
 	.ci/check
 
-# test is what CI runs. Each part says what it did; the last line counts. The compiler collects no garbage before it uses
-# an eighth of the memory, which saves a quarter of its processor time. It has a lower priority than the tests that run
-# at the same time, because some of them wait for real time.
+# test runs the same tests as CI. It prints a line for each part, and the number of tests at the end. The compiler does
+# not collect garbage until it uses an eighth of the host's memory, which saves a quarter of its processor time. The
+# compiler has a lower priority than the tests that run at the same time, because some tests depend on real time.
 COMPILER_KIB = $(shell awk '/^MemTotal:/ {print int($$2 / 8)}' /proc/meminfo)
 test: export GOFLAGS = $(shell go env GOFLAGS) '-toolexec=nice -n 10 env GOGC=off GOMEMLIMIT=$(COMPILER_KIB)KiB'
 test: test-packages build guest

@@ -185,8 +185,8 @@ func (m *member) newREST(api *restAPI) http.Handler {
 	return server
 }
 
-// streamOpener returns a function that counts a stream of a server other than gRPC (rpc.Streams.Open), and rechecks the
-// tokens of the streams with the given verifier.
+// streamOpener returns a function for streams of servers other than gRPC, such as websockets. The function counts a
+// stream against the limits of open streams, and rechecks its token with the given verifier (see rpc.Streams.Open).
 func (m *member) streamOpener(verifier auth.Verifier) func(context.Context, string) (context.Context, func(), error) {
 	checks := auth.NewRechecker(verifier)
 	return func(ctx context.Context, token string) (context.Context, func(), error) {

@@ -13,9 +13,9 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// migrationPoint is a point of a migration at which a failure strikes. The function reach begins a migration and returns when it
-// has reached the point, with agents or tunnels suspended so that the migration stays there. The returned function
-// resumes them.
+// migrationPoint is a point of a migration at which a test injects a failure. The function reach begins a migration,
+// and suspends agents or tunnels so that the migration stops at the point. It returns when the migration has reached
+// the point. The returned function resumes the suspended processes.
 type migrationPoint struct {
 	name  string
 	reach func(g *faultyGuest) (resume func())

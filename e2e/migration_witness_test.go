@@ -16,8 +16,9 @@ import (
 )
 
 // witness watches a guest during a migration. The guest counts on its console, and writes numbers to its disk. After the
-// disk has confirmed a flush, the guest prints the number on its console. QEMU writes the console to a file on the host,
-// so that the files say which host has run the guest, from which memory, and what the disk has acknowledged.
+// disk has confirmed a flush, the guest prints the number on its console. QEMU writes the console to a file on the
+// host. The files therefore show which host has run the guest, and which writes the disk has acknowledged. A number
+// that is counted twice shows that the guest was continued from an old copy of its memory.
 type witness struct {
 	g    *faultyGuest
 	end  context.CancelFunc
@@ -187,8 +188,9 @@ func (w *witness) check(x cell, node int) error {
 // cameBack reports whether the guest has run on the target, and then on the source again, in a cell in which it may.
 func (w *witness) cameBack(x cell) bool { return x.mayComeBack() && len(w.runs) == 3 }
 
-// canLose reports whether the source has continued the guest from the switchover although the guest has run on the
-// target. What the guest did on the target is then lost.
+// canLose reports whether the disk may lack writes that it acknowledged on the target. This is so if the guest has run
+// on the target, the source has then continued the guest from its state at the switchover, and the disk is not a
+// volume.
 func (w *witness) canLose(x cell) bool { return w.cameBack(x) && !w.g.disk.volume }
 
 // checkRuns returns an error unless the runs can be those of one guest that moved once.

@@ -197,7 +197,7 @@ var configSettings = []setting{
 	{"migration-address", "`address` at which this host receives guests of other hosts; default: that of the underlay", text(func(c *Config) *string { return &c.Migration.Address })},
 	{"migration-ports", "`first-last` TCP port for guests of other hosts", text(func(c *Config) *string { return &c.Migration.Ports })},
 	{"migration-max-downtime-ms", "`ms` for which a guest may be paused to send the rest of its memory; 0: 300", number(func(c *Config) *uint64 { return &c.Migration.MaxDowntimeMS })},
-	{"migration-max-bytes-per-second", "`bytes` of a guest's memory that are sent per second; 0: no limit", number(func(c *Config) *uint64 { return &c.Migration.MaxBytesPerSecond })},
+	{"migration-max-bytes-per-second", "`bytes` per second that a migration from this host sends of a guest's memory, and of each local disk; 0: no limit", number(func(c *Config) *uint64 { return &c.Migration.MaxBytesPerSecond })},
 	{"external", "`name=interface:address/length[:gateway],…` of external networks", func(c *Config, s string) (err error) {
 		c.External, err = parseExternal(s)
 		return err

@@ -29,9 +29,9 @@ const (
 	ratedMachine = "pc-q35-7.2"
 )
 
-// steadyRate creates and starts VMs at a fixed rate, with Trivet and then with libvirt, and measures the time from the instant
-// at which each VM is due until it runs. The disks are blank, so that the guests do not boot: the CPU of the machine is
-// used for the creation and the start of QEMU.
+// steadyRate creates and starts VMs at a fixed rate, first with Trivet and then with libvirt. For each VM it measures
+// the time from the scheduled start until the VM runs. The disks are blank, so the guests do not boot, and use little
+// CPU time of the host that the measured programs need.
 func steadyRate(ctx context.Context, b *bench) (err error) {
 	c, err := newCloud(ctx, b, "rate")
 	if err != nil {

@@ -45,7 +45,7 @@ type Agent struct {
 	RBDHelper string
 	// Pools holds the setting `storage_pools`. Without it, the host has the pool local.
 	Pools []map[string]any
-	// VCPUs is the number of virtual CPUs of guests for each CPU of the host; 0 is a high number.
+	// VCPUs is the number of virtual CPUs of guests for each CPU of the host; 0 means manyVCPUs.
 	VCPUs float64
 	// GID, unless 0, is the gid of the agent; see Cut.
 	GID int

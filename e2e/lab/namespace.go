@@ -20,8 +20,8 @@ const inside = "TRIVET_LAB_INSIDE"
 // Inside reports whether this process was started by Again.
 func Inside() bool { return os.Getenv(inside) != "" }
 
-// RunID returns a number that no other program has that runs on this host: the pid of the process that called Again, or
-// the own pid if this process was not started by Again.
+// RunID returns a number that is unique among the test programs that run on this host: the pid of the process that
+// called Again, or the pid of this process if it was not started by Again.
 func RunID() int {
 	if id, err := strconv.Atoi(os.Getenv(inside)); err == nil {
 		return id

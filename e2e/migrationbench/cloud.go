@@ -29,7 +29,8 @@ const (
 	statePoll = 10 * time.Millisecond
 )
 
-// ours is a cloud of Trivet, of three members and two hosts, which share a storage pool, with a VPC and a neighbour.
+// ours is a Trivet cloud with three members, two hosts, and a VPC. The hosts share a storage pool. The guest neighbour
+// pings the guest that is moved.
 type ours struct {
 	*onehost.Cloud
 	spaces  *lab.Hosts

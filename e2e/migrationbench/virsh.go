@@ -19,10 +19,10 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
 )
 
-// secondCommand is the first argument with which this program runs the second libvirt. The further arguments are the
-// directory for its logs, and two directories: the second one is mounted over the first one. The first libvirt has
-// its disks in the first directory, so both have disks with the same paths, which are different files. The program
-// prints a line when libvirt serves, and ends it when its input ends.
+// secondCommand is the first argument of this program when it runs the second libvirt. The other arguments are the
+// directory for logs, the directory of the first libvirt's disks, and the directory that the program mounts over it. A
+// disk therefore has the same path for both libvirts, but is a different file. The program prints a line when libvirt
+// is ready, and stops libvirt at the end of its standard input.
 const secondCommand = "libvirt"
 
 func secondMain(args []string) int {

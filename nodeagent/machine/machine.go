@@ -64,10 +64,10 @@
 //     already runs because the source had cancelled the attempt before the switchover, the source takes them back
 //     afterwards: the target then never gets the complete state of the guest.
 //   - Under KVM, the source sends the guest's memory while the guest runs, and stops the guest when the rest is small
-//     enough (see memory.mustStop). Under TCG, and with some versions of QEMU, it stops the guest first, because QEMU
-//     does not copy the memory of a running guest correctly, or [qemu.Process.CanSendRunning] is false. The source hands
-//     over only a guest that it has stopped before QEMU had sent the memory. Otherwise QEMU could resume the guest by
-//     itself after the hand-over ([qemu.ErrGuestRan]).
+//     enough (see memory.mustStop). The source stops the guest first in two cases. Under TCG, QEMU does not copy the
+//     memory of a running guest correctly. With some versions of QEMU, [qemu.Process.CanSendRunning] is false. The
+//     source hands the guest over only if it stopped the guest before QEMU had sent all of the memory. Otherwise QEMU
+//     could resume the guest by itself after the hand-over ([qemu.ErrGuestRan]).
 //   - The QEMU of a migration's target is killed when the host's lease ends, until the control plane assigns the VM to
 //     this host without a migration. If the target host is lost, the control plane can therefore continue the guest at
 //     the source after the lease has ended.

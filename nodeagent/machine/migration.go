@@ -65,8 +65,8 @@ type Transfer struct {
 	// MaxDowntime is the host's setting for the maximum time for which the rest of the memory may be sent while the guest
 	// is stopped.
 	MaxDowntime time.Duration
-	// Stopped means that the source has stopped the guest before QEMU had sent its memory. Without it, the source must
-	// not hand the guest over (see qemu.ErrGuestRan). Ending means that this agent has executed StopGuest completely.
+	// Stopped means that the source stopped the guest before QEMU had sent all of its memory. If Stopped is false, the
+	// source must not hand the guest over (see qemu.ErrGuestRan). Ending means that this agent has completed StopGuest.
 	Stopped, Ending bool
 	// Tunnel means that the tunnel process of the attempt is running.
 	Tunnel bool

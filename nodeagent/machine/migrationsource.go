@@ -45,8 +45,8 @@ func (v *VM) maxRate(m *agentv1.AssignedMigration) uint64 {
 	return v.set.o.Migration.MaxBytesPerSecond
 }
 
-// sendState makes QEMU send the guest's state through the tunnel. A guest under TCG is stopped first, and a guest whose
-// QEMU cannot send the memory of a running guest.
+// sendState makes QEMU send the guest's state through the tunnel. It stops the guest first if
+// qemu.Process.CanSendRunning is false, or if the guest runs under TCG and MigrationOptions.SendRunning is not set.
 func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error {
 	o := v.set.o.Migration
 	if o == nil {

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
@@ -72,9 +74,10 @@ func (p *Process) SyncFirmware() error {
 	return nil
 }
 
-// syncFile writes a file and its directory to stable storage.
+// syncFile writes a file and its directory to stable storage. The file can belong to swtpm. If a hostile swtpm has replaced
+// it by a link or a named pipe, syncFile does not follow the link, and does not wait for a writer of the pipe.
 func syncFile(path string) error {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}

@@ -55,9 +55,9 @@ func (p *Process) CanSendRunning(ctx context.Context) (bool, error) {
 // downtime limit.
 func holds(major, minor int) bool { return major == 7 && minor >= 2 || major == 8 }
 
-// SendRunning makes QEMU send the memory of the guest through stream while the guest runs. QEMU sends the pages that the
-// guest has written again, in further passes, until StopGuest. QEMU does not go to the status pre-switchover before, even
-// if the guest writes nothing. It needs a QEMU with CanSendRunning.
+// SendRunning makes QEMU send the memory of the guest through stream while the guest runs. In further passes, QEMU
+// sends again the pages that the guest has written. QEMU reaches the status pre-switchover only after StopGuest, even
+// if the guest writes nothing. The caller must first check CanSendRunning.
 func (p *Process) SendRunning(ctx context.Context, rate uint64, stream *os.File) error {
 	if err := p.removeHold(ctx); err != nil { // of an earlier attempt
 		return err
@@ -82,10 +82,10 @@ func (p *Process) StopGuest(ctx context.Context) error {
 	})
 }
 
-// stopForMigration stops the guest, and records that QEMU had not yet sent all of its memory. The record is necessary
-// because QEMU's own state does not show it later: QEMU stops a running guest by itself before the status
-// pre-switchover. QEMU remembers that the guest ran then, and resumes it if the target does not confirm the state. The
-// target may have the state nevertheless.
+// stopForMigration stops the guest, and records that it was stopped before QEMU had sent all of its memory. The record
+// is necessary because QEMU also stops a running guest by itself before the status pre-switchover, and its status does
+// not show who stopped the guest. QEMU resumes a guest that it stopped by itself if the target does not confirm the
+// state. If only the confirmation was lost, the guest would run on both hosts.
 //
 // A guest that is suspended (ACPI S3) cannot be stopped: QEMU ignores the command, and wakes the guest before it
 // completes. stopForMigration returns errSuspended for it before it changes anything.
@@ -156,11 +156,11 @@ const (
 // addHold adds a block node without data, and a dirty bitmap of this node that QEMU sends to the target after the
 // memory. The bitmap keeps QEMU from completing the migration of a running guest.
 //
-// QEMU completes a migration by itself as soon as it could send the rest within its downtime limit. For an idle guest,
-// this is at the end of the first pass, and too fast for the agent to stop the guest before. The smallest useful limit is
-// 1 ms. In 1 ms, QEMU can send holdBits bytes only at more than 60 GB/s. QEMU counts the bitmap as a part of the rest
-// (dirty_bitmap_save_pending in migration/block-dirty-bitmap.c of QEMU 7.2), but does not send it before it completes.
-// The bitmap has no set bit, so that QEMU needs less than 1 MB for it in the end.
+// Without the bitmap, QEMU completes a migration by itself as soon as it could send the rest within its downtime limit,
+// which is at least 1 ms. For an idle guest, this happens at the end of the first pass, before the agent can stop the
+// guest. QEMU counts the bitmap as holdBits bytes of the rest (dirty_bitmap_save_pending in
+// migration/block-dirty-bitmap.c of QEMU 7.2). It could send that many bytes within 1 ms only at more than 60 GB/s.
+// QEMU sends the bitmap only when it completes. The bitmap has no set bit, so QEMU then sends less than 1 MB for it.
 func addHold(ctx context.Context, conn *qmp.Conn) error {
 	if err := addHoldNode(ctx, conn); err != nil {
 		return err

@@ -95,12 +95,15 @@ func (p *RBDPool) Activate(ctx context.Context, id string, a Attachment) error {
 }
 
 // TakeBack records that the attachment a is the present attachment of a volume that a process of this host has open with
-// an earlier generation. A migration to another host has failed. Before that, TakeBack makes the cluster refuse all
-// requests of the target's process, also if the target is lost, and of unknown clients of the image. Unknown clients of a
-// registered image are not blocked: they can be those of an administrator or of a backup. A process of a target that was
-// not confirmed can be among them, but it never writes, because Activate then fails. The error wraps [ErrStale] if the volume was opened for a
-// later attachment, and [ErrActivated] if the target has activated the volume. The caller must then end the process of
-// this host. A second call does nothing. The parameter from is the generation with which the process of this host has
+// an earlier generation. The caller uses TakeBack after a migration to another host has failed. Before it writes the
+// record, TakeBack makes the cluster refuse all requests of the target's process, also if the target is lost. For an
+// image that Trivet has made, the cluster also refuses the requests of unknown clients. It does not do so for a
+// registered image, because they can be clients of an administrator or of a backup. An unknown client can also be a
+// process of the target that the target has not recorded. Such a process never writes, because Activate fails for it.
+//
+// The error wraps [ErrStale] if the volume was opened for a later attachment, and [ErrActivated] if the target has
+// activated the volume. After ErrActivated, the caller must end the process of this host. A second call does nothing.
+// The parameter from is the generation with which the process of this host has
 // opened the volume.
 func (p *RBDPool) TakeBack(ctx context.Context, id string, a Attachment, from uint64) error {
 	return p.changeExisting(ctx, "take back", id, func(r record, text []byte) error {

@@ -13,8 +13,8 @@
 //     rechecks the token every second while the console is open.
 //   - Cross-origin requests are accepted, because a ticket and not a cookie authorizes the request.
 //   - The offsets of a serial port's output refer to the log on one host. Clients that continue the output name the log.
-//   - The audit record of a session is written when the console has been opened, and not at its end. A console that could
-//     not be opened is recorded as a failed call.
+//   - The audit record of a session is written when the console is opened. The end of the session is not recorded. A
+//     console that could not be opened is recorded as a failed call.
 //
 // The package does not interpret the bytes of consoles.
 package console

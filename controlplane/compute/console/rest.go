@@ -52,7 +52,7 @@ func (s *Service) getSocket(_ *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.FailedPrecondition, "GET %s needs a websocket client (header Upgrade: websocket)", socketPath)
 	}
 	if !s.attempts.Allow(network(r)) {
-		return nil, fault.New(fault.ResourceExhausted, "too many console tickets are used from the address %s: try again", rest.Remote(r)).
+		return nil, fault.New(fault.ResourceExhausted, "too many attempts to use a console ticket from the network of %s: wait a few seconds and try again", rest.Remote(r)).
 			WithReason("TOO_MANY_ATTEMPTS").MayRetry()
 	}
 	used, token, err := s.redeem(r.Context(), r.URL.Query().Get("ticket"))

@@ -17,8 +17,8 @@ const (
 	Running
 	// Fixed: the VM runs, or may run, and cannot be migrated.
 	Fixed
-	// Changing: the VM starts, stops, reboots or changes devices, a volume of it is being changed, or its host does not answer. The drain checks it again
-	// every second.
+	// Changing: the VM cannot be migrated now, but perhaps soon. It starts, stops, reboots or changes devices, one of
+	// its volumes is being changed, or its host does not answer. The drain checks the VM again every second.
 	Changing
 	// Leaving: the VM is being migrated to another host.
 	Leaving
@@ -67,9 +67,10 @@ func (s Status) String() string {
 	return [...]string{"WAITING", "MOVING", "CANNOT_MOVE", "SHUTTING_DOWN", "STAYS", "MOVED", "SHUT_DOWN"}[min(s, ShutDownDone)]
 }
 
-// ActivityOf returns what a VM that is placed on the host on does there, and why. The parameter obstacle is the reason
-// why the VM cannot be migrated although it is RUNNING, or "" if it can. The parameter temporary is such a reason that
-// ends by itself. silent is true if the host does not answer.
+// ActivityOf returns the activity of a VM on the host with the ID on, and a text that explains it. The parameter
+// obstacle is the reason why the VM cannot be migrated although it is RUNNING, or "" if there is none. The parameter
+// temporary is a reason that will disappear without an operator, or "". The parameter silent is true if the host does
+// not answer.
 func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle, temporary string, silent bool) (Activity, string) {
 	switch m := vm.Migration; {
 	case m != nil && m.Source == on:

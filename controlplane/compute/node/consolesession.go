@@ -86,10 +86,13 @@ type ConsolePipe struct {
 }
 
 // OpenConsole opens a console of a VM on its host, and copies data in both directions. It forwards the request to the
-// leader, to which the host is connected. It returns nil when the user has closed the console, or the VM has stopped. It
-// returns Unavailable if the connection to the host breaks, FailedPrecondition if the agent is too old, ResourceExhausted if there are too many open consoles, and
-// DeadlineExceeded if no byte was sent for consoleIdleTime, or the user did not read for consoleReadTime. In the last
-// case, a call of pipe.Send may still be blocked when OpenConsole returns.
+// leader, to which the host is connected. It returns nil when the user has closed the console, or the VM has stopped.
+// Errors:
+//   - Unavailable: the connection to the host broke.
+//   - FailedPrecondition: the agent is too old.
+//   - ResourceExhausted: there are too many open consoles.
+//   - DeadlineExceeded: no byte was sent for consoleIdleTime, or the user did not read for consoleReadTime. In the
+//     second case, a call of pipe.Send may still be blocked when OpenConsole returns.
 func (s *Service) OpenConsole(ctx context.Context, q ConsoleRequest, pipe ConsolePipe) error {
 	send := sendWithin(consoleReadTime, pipe.Send)
 	opened := make(chan struct{})

@@ -23,9 +23,10 @@ const statePrefix = "is "
 // for how many hosts it holds and names some of them.
 type Detail struct{ Key, Text string }
 
-// Summarize describes why no host fits. The length of the result is bounded. For at most maxListed hosts, details has
-// the reason of each host, and first the reason of one, if possible not its state. For more hosts, the hosts are counted by reason, and first and
-// details begin with the reason of the most hosts.
+// Summarize describes why no host fits. The length of the result is bounded. If there are at most maxListed hosts,
+// details has the reason of each host. The result first then is the reason of one host, preferably of a host that is
+// READY. If there are more hosts, Summarize counts the hosts by reason. The most frequent reason is then in first, and
+// is the first entry of details.
 func Summarize(refused []Refusal) (first string, details []Detail) {
 	if len(refused) == 0 {
 		return "", nil

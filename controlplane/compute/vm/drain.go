@@ -28,9 +28,9 @@ const (
 	ReasonDraining      = "NODE_DRAINING"
 )
 
-// checkMaintenance returns FailedPrecondition if the VM's host is in maintenance, where no VM may be started, or is drained
-// with force. In the latter case a user who starts a VM whenever the drain has shut it down would keep the drain from
-// its end. The read of the host's record is guarded, so that the host cannot change to maintenance while the VM is started.
+// checkMaintenance returns FailedPrecondition if the VM's host is in maintenance, or is being drained with force. A
+// drain with force shuts VMs down. It would never end if a user could start such a VM again each time. The transaction
+// conflicts with a change of the host's record, so the host cannot enter maintenance while the VM is being started.
 func checkMaintenance(tx *store.Tx, vm *cloud.VM) error {
 	if vm.Node == "" || mutant.On(mutant.StartInMaintenance) {
 		return nil
@@ -40,7 +40,7 @@ func checkMaintenance(tx *store.Tx, vm *cloud.VM) error {
 		return err
 	}
 	if n.Draining() && n.Drain.Force {
-		return fault.New(fault.FailedPrecondition, "cannot start VM %s: its host %s is drained, which shuts VMs down; try again when the maintenance has ended", vm.Name, n.Name).
+		return fault.New(fault.FailedPrecondition, "cannot start VM %s: an operator is draining its host %s with force; try again when the maintenance has ended", vm.Name, n.Name).
 			WithReason(ReasonDraining)
 	}
 	if !n.InMaintenance() {

@@ -27,16 +27,16 @@ const (
 	// rescanEvery is the time after which Recover reads the VMs of a lost host again. VMs may have become recoverable,
 	// for example by a change of their metadata.
 	rescanEvery = 10 * time.Second
-	// priorityTime is how long a VM that cannot be placed yet, because its volumes are attached to the lost host, keeps
-	// VMs with a lower priority from being placed. Otherwise these could take the last room.
+	// priorityTime is the maximum time for which a VM whose volumes are still attached to the lost host delays the
+	// placement of VMs with a lower priority. Without the delay, these VMs could use the last free capacity.
 	priorityTime = 30 * time.Second
 )
 
 // Recover moves VMs from lost hosts to other hosts. It runs only on the leader. First it records for each lost host
 // with VMs that are Recoverable that the host is fenced, and changes these VMs to PENDING. Then it places PENDING VMs
-// whose volumes no lost host can write to any more, in the order of their priority. While further hosts are about to be
-// lost, a VM waits for at most node.GatherTime, because VMs of these hosts may have a higher priority. The failure of one
-// host or of one VM does not delay the others.
+// in the order of their priority. It places a VM only when no lost host can write to its volumes. If more hosts will be
+// lost soon (node.Service.MoreLost), a VM waits for at most node.GatherTime, because VMs of those hosts may have a
+// higher priority. An error with one host or one VM does not delay the others.
 func (s *Service) Recover(ctx context.Context) error {
 	lost, err := s.opts.Nodes.Lost()
 	if err != nil {

@@ -210,7 +210,8 @@ func ReportSuccess(a Auditor, c *cloud.Caller, m Method) {
 }
 
 // ReportFailure passes a call that ended with the fault f to the auditor, if the call was refused for lack of
-// authorization or its method changes something. It ignores calls that are Recorded. c is nil if the caller is not known.
+// authorization or its method changes something. It does nothing if c.Recorded is set. c is nil if the caller is
+// unknown.
 func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
 	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
 	if a == nil || m.Reads() && !refused || c != nil && c.Recorded {

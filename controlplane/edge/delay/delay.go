@@ -1,6 +1,7 @@
-// Package delay delays responses to callers whose calls a member refuses often, or tells which calls exceed the rate of
-// their caller. A client that waits for each response then sends fewer calls. A single refusal costs little, but on a small host thousands of them per second slow down
-// other callers. The main type is Answers.
+// Package delay limits how often one caller can make a member do work. The main type is Answers. It delays the
+// responses to a caller whose calls are refused often: a client that waits for each response then sends fewer calls.
+// Thousands of refusals per second would slow down other callers on a small host. Answers.Allow only reports whether a
+// call is within the rate of its caller, and delays nothing.
 //
 // The package must not know calls or callers: a key identifies the caller, such as an address or an org.
 package delay

@@ -60,8 +60,8 @@ func (f *fleet) banHost(ctx context.Context, operator *tenantClient, h *host, id
 // evictHost evicts a host that has VMs. After the duration away the host joins again with a new token. Its key is the
 // same, so it gets the same ID.
 //
-// The call is made only once: the eviction of a host whose last VM was deleted since would delete the record of the
-// host, and such hosts are not simulated (see checkRemoval).
+// evictHost does not retry. If the last VM of the host was deleted before a second call, that call would delete the
+// host's record. The simulation does not support this (see checkRemoval).
 func (f *fleet) evictHost(ctx context.Context, operator *tenantClient, h *host, id cloud.NodeID, away time.Duration) {
 	err := operator.call(ctx, "", func(ctx context.Context, p *process) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)

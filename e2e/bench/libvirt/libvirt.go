@@ -106,7 +106,8 @@ group = "root"
 security_driver = "none"
 `
 
-// daemonSettings has a verb for the UUID of the host. libvirt refuses to migrate guests between hosts with the same UUID.
+// daemonSettings is a format string; its argument is the UUID of the host. libvirt refuses to migrate guests between
+// hosts with the same UUID.
 const daemonSettings = `host_uuid = "%s"
 `
 

@@ -19,8 +19,8 @@ import (
 // endTimeout is the maximum time for the processes of one control group to end.
 const endTimeout = 30 * time.Second
 
-// RemoveLeft kills all processes in the trees with the names PREFIX-PID and PREFIX-PID-…, and removes these trees, if PID is
-// the caller or has ended. The caller must be in the PID namespace of the numbers PID.
+// RemoveLeft removes the control group trees named PREFIX-PID or PREFIX-PID-… whose process PID is the caller or has
+// ended. It first kills all processes in these trees. The caller must be in the PID namespace to which the PIDs belong.
 func RemoveLeft(prefix string) error {
 	name := regexp.MustCompile(`^` + regexp.QuoteMeta(prefix) + `-(\d+)(-.*)?$`)
 	trees := map[string]bool{}
