@@ -121,10 +121,15 @@ func planMigration(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 func planSource(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	switch {
-	case r.sending() && r.handedOver():
-		return planHandedOver(want, o)
 	case r.sending():
-		return planSending(want, o)
+		p := planSending(want, o)
+		if r.handedOver() {
+			p = planHandedOver(want, o)
+		}
+		if m != nil && m.GetAttempt() != r.Outgoing {
+			p.Migration = cloud.MigrationUnknown // p has the state of an earlier attempt.
+		}
+		return p
 	case o.Transfer.left() && o.Guest != None && want.GetPower() == agentv1.Power_POWER_ON:
 		return Plan{Action: EndTransfer, Observed: cloud.ObservedRunning, Migration: sourceState(want, o)}
 	}

@@ -217,6 +217,8 @@ func (m *Migration) observeSource(r *MigrationObservation) {
 		}
 	case m.SourceState == MigrationCancelled || sourceRank[r.State] == 0:
 		return
+	case m.Phase == MigrationPrepare && sourceRank[r.State] > sourceRank[MigrationPrepared]:
+		return // This is the state of an earlier attempt, which the source has not ended yet.
 	case r.State == MigrationRunning && m.Phase != MigrationRollback:
 		return
 	case sourceRank[r.State] > sourceRank[m.SourceState]:
