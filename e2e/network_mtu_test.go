@@ -51,10 +51,14 @@ func (c *networkCloud) mtu() {
 
 	c.setUnderlayMTU(2, 1320)
 	require.NoError(t, lab.Until(c.context(time.Minute), "the MTU of the host's underlay is too small for the VPC", func(ctx context.Context) error {
-		_, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{
+		vm, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{
 			Name: "refused", Labels: map[string]string{"trivet/node-selector": "host=" + c.hosts[2].Name},
 			Spec: &vmv1.VmSpec{Network: []*vmv1.NetworkSpec{{Id: "nic0", NetworkId: v.GetId()}}},
 		})
+		if err == nil { // The host has not reported its MTU yet.
+			_, err = c.vms.DeleteVm(ctx, &vmv1.DeleteVmRequest{VmId: vm.GetId(), Force: true})
+			return errors.Join(errors.New("the VM was created"), err)
+		}
 		for _, d := range status.Convert(err).Details() {
 			info, ok := d.(*errdetails.ErrorInfo)
 			if ok && strings.Contains(info.GetMetadata()[c.hosts[2].Name], "an MTU of 1320, and the VPC needs 1350") {
