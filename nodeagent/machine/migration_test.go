@@ -152,7 +152,7 @@ func migrationViolation() string {
 						Outgoing: bit(0), Copied: bit(1) & bit(0), HandedOver: bit(2) & bit(1) & bit(0), Cancelled: bit(3) & bit(0),
 						Incoming: bit(4), Committed: bit(5) & bit(4), Failed: bit(6) &^ bit(4),
 					}}
-					s.Transfer = Transfer{Status: status, Held: guest == Paused, Tunnel: true, Stopped: bit(8) == 0}
+					s.Transfer = Transfer{Status: status, Held: guest == Paused, Tunnel: status != "" || bit(3) == 0, Stopped: bit(8) == 0}
 					if broken := migrationRule(want, s, NextAction(want, s)); broken != "" {
 						return fmt.Sprintf("%s: desired %v, observed %+v, plan %+v", broken, want, s, NextAction(want, s))
 					}

@@ -152,6 +152,11 @@ func TestMACAddresses(t *testing.T) {
 	unsecured, secured := h.openTap(vpc, "p1-10"), h.openTap(vpc, "p1-11")
 
 	before := l.dump(h.vpcName("a"))
+	for strings.Contains(before, "NO-CARRIER") { // The kernel reports the carrier of a new device later.
+		require.NoError(t, t.Context().Err())
+		time.Sleep(10 * time.Millisecond)
+		before = l.dump(h.vpcName("a"))
+	}
 	for _, stolen := range []cloud.MAC{secured.mac, {2, 0, 0, 0, 1, 20}, cloud.GatewayMAC} {
 		require.NoError(t, unsecured.send(broadcast, stolen, 0x88b5, make([]byte, 50)))
 	}

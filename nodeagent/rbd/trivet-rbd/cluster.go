@@ -14,6 +14,7 @@ import (
 
 	"github.com/ceph/go-ceph/rados"
 	"github.com/ceph/go-ceph/rbd"
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -42,6 +43,7 @@ type server struct {
 	mu        sync.Mutex
 	conn      *rados.Conn // nil before Connect
 	connected *rbdv1.ConnectRequest
+	clones    singleflight.Group       // of CloneImage
 	importing map[string]chan struct{} // by pool and image; each is closed when the import ends
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/ceph/go-ceph/rados"
 	"github.com/ceph/go-ceph/rbd"
@@ -60,17 +61,29 @@ func create(io *rados.IOContext, name string, size uint64) error {
 	return rbd.CreateImage(io, name, size, options)
 }
 
+// CloneImage waits for an earlier call with the same image and snapshot, and returns its result. The earlier call can run
+// on after its caller has given up. librbd first creates the image and then sets its parent, so that the image is no clone
+// of the snapshot meanwhile.
 func (s *server) CloneImage(_ context.Context, in *rbdv1.CloneImageRequest) (*emptypb.Empty, error) {
+	of := in.GetParent()
+	key := strings.Join([]string{
+		in.GetName().GetPool(), in.GetName().GetImage(), of.GetImage().GetPool(), of.GetImage().GetImage(), of.GetSnapshot(),
+	}, "/")
+	_, err, _ := s.clones.Do(key, func() (any, error) { return nil, s.cloneImage(in) })
+	return &emptypb.Empty{}, err
+}
+
+func (s *server) cloneImage(in *rbdv1.CloneImageRequest) error {
 	parent, name := in.GetParent(), in.GetName().GetImage()
 	if err := checkNames(parent.GetImage().GetImage(), parent.GetSnapshot(), name); err != nil {
-		return nil, err
+		return err
 	}
 	options, err := newImageOptions()
 	if err != nil {
-		return nil, wrap("clone image "+name, err)
+		return wrap("clone image "+name, err)
 	}
 	defer options.Destroy()
-	err = s.withPool(in.GetName().GetPool(), func(io *rados.IOContext) error {
+	return s.withPool(in.GetName().GetPool(), func(io *rados.IOContext) error {
 		return s.withImage(parent.GetImage(), func(parentIO *rados.IOContext, image *rbd.Image) error {
 			protected, err := image.GetSnapshot(parent.GetSnapshot()).IsProtected()
 			if err != nil {
@@ -86,7 +99,6 @@ func (s *server) CloneImage(_ context.Context, in *rbdv1.CloneImageRequest) (*em
 			return wrap("clone image "+name, err)
 		})
 	})
-	return &emptypb.Empty{}, err
 }
 
 // checkClone returns an AlreadyExists error unless the image is a clone of the snapshot.
