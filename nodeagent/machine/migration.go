@@ -293,6 +293,9 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 	}
 	p := Plan{Observed: cloud.ObservedLaunching, Wait: pollInterval}
 	phase := m.GetPhase()
+	if phase == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER {
+		p.Wait = memoryInterval // QEMU sends no event when it has the complete state. The guest is paused until then.
+	}
 	switch {
 	case o.Guest == None:
 		p.Action, p.Reason = RecordFailure, "QEMU ended before it had the complete state of the guest"
