@@ -97,7 +97,8 @@ const (
 	stallTimeout = 30 * time.Second
 	// transferInterval is the time between two observations of a VM during a transfer.
 	transferInterval = 200 * time.Millisecond
-	// memoryInterval is the time between two observations of a VM whose memory is sent while the guest runs.
+	// memoryInterval is the time between two observations of a VM whose memory is sent while the guest runs, and of a VM
+	// that its target must continue after the switchover.
 	memoryInterval = 50 * time.Millisecond
 )
 
@@ -122,10 +123,11 @@ func planSource(want *agentv1.AssignedVm, o Observation) Plan {
 	m, r := want.GetMigration(), o.Record.Migration
 	switch {
 	case r.sending():
-		p := planSending(want, o)
+		plan := planSending
 		if r.handedOver() {
-			p = planHandedOver(want, o)
+			plan = planHandedOver
 		}
+		p := plan(want, o)
 		if m != nil && m.GetAttempt() != r.Outgoing {
 			p.Migration = cloud.MigrationUnknown // p has the state of an earlier attempt.
 		}
