@@ -27,8 +27,8 @@ const (
 	// rescanEvery is the time after which Recover reads the VMs of a lost host again. VMs may have become recoverable,
 	// for example by a change of their metadata.
 	rescanEvery = 10 * time.Second
-	// priorityTime is the maximum time for which a VM whose volumes are still attached to the lost host delays the
-	// placement of VMs with a lower priority. Without the delay, these VMs could use the last free capacity.
+	// priorityTime is the maximum time for which a VM that may be placed soon delays the placement of VMs with a lower
+	// priority (see placeAgain). Without the delay, these VMs could use the last free capacity.
 	priorityTime = 30 * time.Second
 )
 
@@ -249,31 +249,33 @@ func (s *Service) placePending(ctx context.Context) error {
 			first = cmp.Or(first, &one)
 			continue
 		}
-		placed, attached, err := s.placeAgain(ctx, &one)
-		switch {
-		case err != nil:
+		placed, soon, err := s.placeAgain(ctx, &one)
+		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("VM %s: %w", one.ID, err))
+		}
+		switch {
 		case placed:
 			busy++
-		case attached && waits(&one, priorityTime.Milliseconds()):
+		case soon && waits(&one, priorityTime.Milliseconds()):
 			first = cmp.Or(first, &one)
 		}
 	}
 	return failed
 }
 
-// placeAgain places one PENDING VM, or writes the reason why it must wait to its record. The result attached is true if
-// the VM waits because its volumes are attached to its former host.
-func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed, attached bool, err error) {
+// placeAgain places one PENDING VM, or writes the reason why it must wait to its record. The result soon is true if the
+// VM may be placed soon: its volumes are attached to its former host, or hosts have not sent the new leader a heartbeat
+// yet, or the records could not be read or written.
+func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed, soon bool, err error) {
 	var wait string
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		placed, attached, wait = false, false, ""
+		placed, soon, wait = false, false, ""
 		vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
 		if err != nil || vm == nil || vm.State != cloud.Pending {
 			return err
 		}
 		if wait, err = volume.Waiting(tx, vm.Tenant(), vm.Spec.Volumes()); err != nil || wait != "" {
-			attached = wait != ""
+			soon = wait != ""
 			return err
 		}
 		placed = true
@@ -286,15 +288,15 @@ func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed, attach
 		return placed, false, nil
 	case err == nil:
 	case errors.As(err, &retryable):
-		return false, false, nil // hosts have not sent the new leader a heartbeat yet
+		return false, true, nil
 	case errors.As(err, &refused):
 		wait = "waits for a host: " + refused.Message
 	default:
-		return false, false, err
+		return false, true, err
 	}
 	wait = "the VM " + truncate(wait, maxLastError)
 	if one.Status.LastError == wait {
-		return false, attached, nil
+		return false, soon, nil
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, err := VMs.Get(tx, string(one.Project), string(one.ID))
@@ -304,7 +306,7 @@ func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed, attach
 		vm.Status.LastError = wait
 		return s.save(tx, vm, vm.Generation)
 	})
-	return false, attached, err
+	return false, soon, err
 }
 
 // moveRecords chooses a host for a PENDING VM, and changes all records that name the VM's host.

@@ -276,6 +276,40 @@ func TestPriorityWhileVolumesAreAttached(t *testing.T) {
 	}
 }
 
+// TestPriorityAfterLeaderChange changes the leader while two VMs wait for a host. The only host with room for the VM with
+// the higher priority has not sent the new leader a heartbeat yet. The other VM must not be placed before that host
+// answers, or counts as unresponsive.
+func TestPriorityAfterLeaderChange(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		w := newWorld(t)
+		w.sharedHost("n1", 4096)
+		low := w.running("low", func(r *CreateRequest) { r.Metadata[cloud.HAPriority] = "10" })
+		high := w.running("high", func(r *CreateRequest) {
+			r.Metadata[cloud.HAPriority], r.Spec.Memory = "90", &cloud.Memory{SizeMiB: 1024}
+		})
+		small, large := w.sharedHost("n2", 512), w.sharedHost("n3", 1024)
+		w.lose(small)
+		w.recover()
+		w.flush(low.Spec.Volumes()[0])
+		w.flush(high.Spec.Volumes()[0])
+		w.NewTerm()
+		w.Heartbeat(small)
+		require.NoError(t, w.vms.Recover(t.Context()))
+		require.Equal(t, cloud.Pending, w.get(low.ID).State, "a VM with a higher priority waits for a heartbeat")
+		if answers {
+			w.Heartbeat(large)
+		} else {
+			w.Clock.Advance(cloud.HeartbeatTimeout*time.Millisecond + time.Second)
+			w.Heartbeat(small)
+		}
+		w.recover()
+		require.Equal(t, small, w.get(low.ID).Node, w.get(low.ID).Status.LastError)
+		if answers {
+			require.Equal(t, large, w.get(high.ID).Node, w.get(high.ID).Status.LastError)
+		}
+	}
+}
+
 // TestPriorityOfVMsOfTwoHosts loses two hosts at once, one of which sent its last heartbeat a few seconds later. A VM of
 // the other one must not take the room that a VM with a higher priority needs.
 func TestPriorityOfVMsOfTwoHosts(t *testing.T) {

@@ -43,6 +43,7 @@ type World struct {
 	authority  *mtls.Authority
 	heartbeats vmv1.NodeServiceServer
 	hosts      int
+	endTerm    func() // ends Follow of the node service
 }
 
 // New returns a World without hosts. It creates the org and the project of each tenant in tenants. change, if not nil,
@@ -81,15 +82,25 @@ func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *Wor
 // Attach sets the source of VM states of the node service and runs the service's Follow until the end of the test.
 func (w *World) Attach(guests node.VMController) {
 	w.Nodes.Attach(guests, nil)
-	w.Go(w.Nodes.Follow)
+	w.endTerm = w.Go(w.Nodes.Follow)
 }
 
-// Go runs f in a goroutine. At the end of the test it cancels f's context and waits for f.
-func (w *World) Go(f func(context.Context) error) {
+// NewTerm makes the member a new leader: it has read the records of the hosts, and no host has sent it a heartbeat.
+func (w *World) NewTerm() {
+	w.T.Helper()
+	w.endTerm()
+	w.endTerm = w.Go(w.Nodes.Follow)
+	w.AwaitFleet()
+}
+
+// Go runs f in a goroutine. The function stop cancels f's context and waits for f. It is called at the end of the test.
+func (w *World) Go(f func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { f(ctx) })
-	w.T.Cleanup(func() { cancel(); running.Wait() })
+	stop = func() { cancel(); running.Wait() }
+	w.T.Cleanup(stop)
+	return stop
 }
 
 // RegisterService implements grpc.ServiceRegistrar. It stores the NodeService implementation, to which Heartbeat sends.
