@@ -170,7 +170,7 @@ func (f *followedList) stop() {
 func TestCommandLine(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
-	ctx := w.context(3 * time.Minute)
+	ctx := w.context(5 * time.Minute)
 	admin, ada := t.TempDir(), t.TempDir()
 	must := func(home string, args ...string) string {
 		t.Helper()
@@ -228,6 +228,11 @@ func TestCommandLine(t *testing.T) {
 		}
 		return nil
 	}))
+
+	w.installFromCD(ctx, func(args ...string) string {
+		t.Helper()
+		return must(ada, args...)
+	})
 
 	// The commands must use another endpoint if the first one is down. A watch must continue at another endpoint.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
