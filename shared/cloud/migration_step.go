@@ -59,6 +59,9 @@ const (
 	SourceSilent
 	// SourceOff: a caller has confirmed that the source is off.
 	SourceOff
+	// OldPoolAgent: the agent of a host that shares a storage pool of the VM's volumes is so old that it could open a volume
+	// that the target has open. The caller needs to determine it only before MigrationCommit.
+	OldPoolAgent
 
 	sourceEnded
 	canceled
@@ -109,6 +112,8 @@ var migrationRules = []migrationRule{
 	{phase: MigrationTransfer, facts: TargetFenced, do: MigrationAbort, why: "the target is lost"},
 	{phase: MigrationTransfer, facts: SourceSilent, do: MigrationAbort, why: "the source is lost"},
 	{phase: MigrationTransfer, facts: late, do: MigrationAbort, why: "it did not finish in time"},
+	{phase: MigrationTransfer, facts: OldPoolAgent, do: MigrationAbort,
+		why: "a host with an agent that is too old shares a storage pool with the VM since the migration has begun"},
 	{phase: MigrationTransfer, source: states(MigrationAtSwitchover), target: states(MigrationPrepared, MigrationReceived),
 		do: MigrationCommit},
 

@@ -53,7 +53,7 @@ func TestMigration(t *testing.T) {
 				facts = 0
 				for _, a := range d.CmdArgs {
 					facts |= map[string]MigrationFacts{"target-fenced": TargetFenced, "source-silent": SourceSilent,
-						"source-off": SourceOff}[a.Key]
+						"source-off": SourceOff, "old-pool-agent": OldPoolAgent}[a.Key]
 				}
 			case "wait":
 				var seconds int64
@@ -126,7 +126,8 @@ func migrationChange(steps string, a, b VM) string {
 func TestMigrationRulesNeverRunTwoGuests(t *testing.T) {
 	for source := MigrationUnknown; source <= MigrationFailed; source++ {
 		for target := MigrationUnknown; target <= MigrationFailed; target++ {
-			for facts := range MigrationFacts(1 << 7) {
+			for bits := range 1 << 8 {
+				facts := MigrationFacts(bits)
 				m := Migration{Attempt: 5, Source: "n1", Target: "n2", Phase: MigrationSwitchover, Deadline: 10,
 					SourceState: source, TargetState: target}
 				switch do, _ := m.Step(facts, 20); do {
@@ -156,7 +157,7 @@ func TestMigrationsEnd(t *testing.T) {
 	for phase := MigrationPrepare; phase <= MigrationRollback; phase++ {
 		for source := MigrationUnknown; source <= MigrationFailed; source++ {
 			for target := MigrationUnknown; target <= MigrationFailed; target++ {
-				for facts := range MigrationFacts(1 << 3) {
+				for facts := range MigrationFacts(1 << 4) {
 					m := Migration{Attempt: 5, Source: "n1", Target: "n2", Phase: phase, Deadline: 10, SourceState: source, TargetState: target}
 					do, _ := m.Step(facts, 20)
 					require.NotEqual(t, MigrationWait, do, "%s %s %s %b", phase, source, target, facts)

@@ -231,6 +231,7 @@ const (
 	CopyNewWritesOnly       = "copy-new-writes-only"      // the content that a disk has when its migration begins is not copied: nodeagent/qemu
 	KeepStandbyHost         = "keep-standby-host"         // a host keeps a volume after a migration to or from it has ended: controlplane/compute/vm
 	MigrateBesideOldAgent   = "migrate-beside-old-agent"  // a VM with a volume in a shared pool is migrated although an old agent uses the pool: controlplane/compute/vm
+	CommitBesideOldAgent    = "commit-beside-old-agent"   // the switchover of a VM with a volume in a shared pool is committed although an old agent uses the pool by now: controlplane/compute/vm
 	FreeMigratedVolume      = "free-migrated-volume"      // an RBD volume of a VM that is deleted after a switchover is free although the source may run the guest: controlplane/compute/vm
 	OpenStandbyVolume       = "open-standby-volume"       // a host whose VM runs elsewhere opens a volume for writing: nodeagent/storage
 	StandbyWithoutLock      = "standby-without-lock"      // the target of a migration opens a file without a lock: nodeagent/volume

@@ -71,6 +71,7 @@ type snapshot struct {
 	// tenants has the tenant of each VM, and nodes the record of each host.
 	tenants map[cloud.VMID]cloud.Tenant
 	nodes   map[cloud.NodeID]*cloud.Node
+	agents  poolAgents
 	// failed is the first error of a Request.Check, which cannot return errors.
 	failed error
 }
@@ -163,7 +164,7 @@ func (s *snapshot) migration(vm *cloud.VM, out *schedule.SnapshotVM) error {
 		return nil
 	}
 	var err error
-	if out.Immovable, err = migrationObstacle(s.v, vm, source); err != nil || out.Immovable != "" {
+	if out.Immovable, err = migrationObstacle(s.v, vm, source, &s.agents); err != nil || out.Immovable != "" {
 		return err
 	}
 	volumes, err := volume.PlacementOf(s.v, vm.Tenant(), vm.Spec.Volumes())

@@ -152,7 +152,7 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 	if err != nil {
 		return nil, err
 	}
-	silent := s.opts.Nodes.Unresponsive(id)
+	silent, agents := s.opts.Nodes.Unresponsive(id), new(poolAgents)
 	for _, p := range placed {
 		one := drain.VM{ID: cloud.VMID(p.Path[1]), Activity: drain.Removing, Why: "has moved; the host has not deleted its files yet"}
 		vm, err := VMs.Get(r, string(p.Value.Project), string(one.ID))
@@ -163,7 +163,7 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 			out.byID[one.ID] = vm
 		}
 		if vm != nil && !p.Value.Gone {
-			obstacle, err := migrationObstacle(r, vm, n)
+			obstacle, err := migrationObstacle(r, vm, n, agents)
 			if err != nil {
 				return nil, err
 			}

@@ -218,7 +218,7 @@ func (s *Service) shutDownDrained(ctx context.Context, host cloud.NodeID, seen *
 		if err != nil || vm == nil || !n.Drain.Force || vm.State != cloud.Running && vm.State != cloud.Error {
 			return err
 		}
-		obstacle, err := migrationObstacle(tx, vm, n)
+		obstacle, err := migrationObstacle(tx, vm, n, new(poolAgents))
 		if err != nil {
 			return err
 		}

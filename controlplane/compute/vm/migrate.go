@@ -3,7 +3,6 @@ package vm
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Reasons in the errors of Migrate.
@@ -123,18 +121,13 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	if err != nil {
 		return err
 	}
-	why, err := migrationObstacle(tx, vm, source)
+	why, err := migrationObstacle(tx, vm, source, new(poolAgents))
 	if err != nil {
 		return err
 	}
 	temporary := ""
 	if why == "" {
 		if temporary, err = volume.MigratableLater(tx, vm.Tenant(), vm.Spec.Volumes()); err != nil {
-			return err
-		}
-	}
-	if why == "" && temporary == "" {
-		if why, err = oldAgentOfPool(tx, vm); err != nil {
 			return err
 		}
 	}
@@ -165,7 +158,7 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 
 // migrationObstacle returns the reason why a RUNNING VM cannot be migrated from its host source, which is nil if the host
 // was deleted, or "" if it can. The text is the predicate of a sentence whose subject is the VM.
-func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node) (string, error) {
+func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node, agents *poolAgents) (string, error) {
 	if why := vm.NotMigratable(); why != "" {
 		return why, nil
 	}
@@ -185,43 +178,7 @@ func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node) (string
 	if why := source.FeatureShortage(features); why != "" {
 		return "is on a host that " + why, nil
 	}
-	return "", nil
-}
-
-// oldAgentOfPool returns the reason why a VM with volumes in shared pools cannot be migrated while a host that shares one
-// of the pools has an agent of an earlier version, or "" if there is no such host. Agents of earlier versions lock only
-// one byte of a volume's file, which is not the byte that the target of a migration locks. Such an agent could therefore
-// open a volume that the target has open. The text is the predicate of a sentence whose subject is the VM.
-func oldAgentOfPool(tx *store.Tx, vm *cloud.VM) (string, error) {
-	var inPools []*cloud.Volume
-	for _, id := range vm.Spec.Volumes() {
-		v, err := volume.Lookup(tx, vm.Tenant(), id)
-		if err != nil {
-			return "", err
-		}
-		if v.PoolID != "" {
-			inPools = append(inPools, v)
-		}
-	}
-	if len(inPools) == 0 || mutant.On(mutant.MigrateBesideOldAgent) {
-		return "", nil
-	}
-	hosts, _, err := node.Nodes.List(tx.Unguarded(), 0)
-	if err != nil {
-		return "", err
-	}
-	for _, host := range hosts {
-		if host.Value.MissingFeature([]string{cloud.FeatureVolumeMigration}) == "" {
-			continue
-		}
-		for _, v := range inPools {
-			if host.Value.PoolID(v.Pool) == v.PoolID {
-				return fmt.Sprintf("has the volume %s, whose storage pool %s is shared by the host %s, and the agent of that host is "+
-					"too old: upgrade it, or evict the host", v.Name, v.Pool, host.Value.Name), nil
-			}
-		}
-	}
-	return "", nil
+	return agents.obstacle(r, vm)
 }
 
 // migrationFeatures returns the names of the features that both hosts of a migration of vm must support.

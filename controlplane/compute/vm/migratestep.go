@@ -27,7 +27,7 @@ func (s *Service) advanceMigration(tx *store.Tx, vm *cloud.VM) (changed bool, er
 	if vm.Migration == nil {
 		return false, nil
 	}
-	facts, err := s.migrationFacts(tx, vm.Migration)
+	facts, err := s.migrationFacts(tx, vm)
 	if err != nil {
 		return false, err
 	}
@@ -165,7 +165,7 @@ func (s *Service) dueMigration(one migrating) (due bool, fence cloud.NodeID, err
 			return err
 		}
 		m := vm.Migration
-		facts, err := s.migrationFacts(v, m)
+		facts, err := s.migrationFacts(v, vm)
 		if err != nil {
 			return err
 		}
@@ -198,9 +198,11 @@ func (s *Service) stepMigration(ctx context.Context, one migrating) error {
 	return err
 }
 
-// migrationFacts returns the facts that the leader knows about the hosts of a migration. TargetFenced and SourceOff
-// require a Fence record and a host that is Unresponsive.
-func (s *Service) migrationFacts(r store.Reader, m *cloud.Migration) (facts cloud.MigrationFacts, err error) {
+// migrationFacts returns the facts that the leader knows about the hosts of the VM's migration. TargetFenced and
+// SourceOff require a Fence record and a host that is Unresponsive. OldPoolAgent is determined only when the switchover is
+// due, because it needs the records of all hosts.
+func (s *Service) migrationFacts(r store.Reader, vm *cloud.VM) (facts cloud.MigrationFacts, err error) {
+	m := vm.Migration
 	target, err := node.FenceOf(r, m.Target)
 	if err != nil {
 		return 0, err
@@ -217,6 +219,15 @@ func (s *Service) migrationFacts(r store.Reader, m *cloud.Migration) (facts clou
 	}
 	if s.opts.Nodes.LeaseEnded(m.Source) {
 		facts |= cloud.SourceSilent
+	}
+	if m.Phase == cloud.MigrationTransfer && m.SourceState == cloud.MigrationAtSwitchover && !mutant.On(mutant.CommitBesideOldAgent) {
+		why, err := new(poolAgents).obstacle(r, vm)
+		if err != nil {
+			return 0, err
+		}
+		if why != "" {
+			facts |= cloud.OldPoolAgent
+		}
 	}
 	return facts, nil
 }

@@ -125,6 +125,51 @@ func TestMigrationBesideOldAgent(t *testing.T) {
 	w.migrate(vm.ID, target) // the pool of the old host is another directory now
 }
 
+// TestSwitchoverBesideOldAgent adds a host with an old agent to a shared pool while a VM with a volume in this pool is
+// migrated. The switchover must not be committed, and the VM stays at the source.
+func TestSwitchoverBesideOldAgent(t *testing.T) {
+	w := newWorld(t)
+	source := w.volumeHost("n1")
+	vm := w.running("web")
+	target := w.volumeHost("n2")
+	vm = w.migrate(vm.ID, target)
+	w.tell(vm, target, cloud.MigrationPrepared)
+	w.tell(vm, source, cloud.MigrationPrepared)
+	w.volumeHost("n3", func(n *cloud.Node) { n.Features = nil })
+	vm = w.tell(vm, source, cloud.MigrationAtSwitchover)
+	require.Equal(t, source, vm.Node, "the switchover is committed beside an old agent")
+	require.Equal(t, cloud.Running, vm.State)
+	require.Contains(t, vm.LastMigration.Reason, "too old")
+	require.Nil(t, w.volumeOn(target, vm.Spec.Volumes()[0]))
+}
+
+// TestOldAgentIsAnObstacle checks that drains and the preview of a rebalance know that a VM cannot be migrated because of
+// a third host with an old agent. A drain does not count this as a failed try.
+func TestOldAgentIsAnObstacle(t *testing.T) {
+	w := newWorld(t)
+	source := w.volumeHost("n1")
+	vm := w.running("web")
+	w.volumeHost("n2")
+	w.volumeHost("n3", func(n *cloud.Node) { n.Features = nil })
+	const why = "has the volume web, whose storage pool local is shared by the host n3, and the agent of that host is too old: " +
+		"upgrade it, or evict the host"
+	require.NoError(t, w.store.View(t.Context(), func(v *store.View) error {
+		snap, err := w.vms.snapshot(v, (*snapshot).migration)
+		require.NoError(t, err)
+		require.Equal(t, why, snap.VMs[0].Immovable)
+		return nil
+	}))
+	w.drain(source, false, 600)
+	w.stepDrains()
+	w.stepDrains()
+	require.Equal(t, []string{"web CANNOT_MOVE: " + why}, w.progress(source))
+	w.update(func(tx *store.Tx) {
+		e, err := node.DrainedVMs.Get(tx, string(source), string(vm.ID))
+		require.NoError(t, err)
+		require.True(t, e == nil || e.Tries == 0, "the drain has counted a failed try")
+	})
+}
+
 // TestMigrationOfVolumeIsUndone ends migrations of a VM with a volume, before and after the switchover. The source has the
 // volume afterwards, after the switchover with a new generation, and the target does not have it.
 func TestMigrationOfVolumeIsUndone(t *testing.T) {
