@@ -79,7 +79,7 @@ var attemptLimits = delay.Limits{Burst: 100, Every: 100 * time.Millisecond}
 func New(opts Options) *Service {
 	s := &Service{opts: opts, attempts: delay.New(attemptLimits)}
 	s.sockets.open, s.sockets.close = context.WithCancelCause(context.Background())
-	leader.Register(opts.Commands, s, createTicketCommand, redeemTicketCommand)
+	leader.Register(opts.Commands, s, createTicketCommand, lookupTicketCommand, redeemTicketCommand)
 	return s
 }
 

@@ -55,7 +55,7 @@ func (s *Service) getSocket(_ *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.ResourceExhausted, "too many attempts to use a console ticket from the network of %s: wait a few seconds and try again", rest.Remote(r)).
 			WithReason("TOO_MANY_ATTEMPTS").MayRetry()
 	}
-	used, token, err := s.redeem(r.Context(), r.URL.Query().Get("ticket"))
+	used, token, err := s.lookup(r.Context(), r.URL.Query().Get("ticket"))
 	if err != nil {
 		return nil, err
 	}
@@ -83,8 +83,9 @@ func network(r *http.Request) string {
 	return rpc.NetworkOf(net.TCPAddrFromAddrPort(from)).String()
 }
 
-// serveSocket opens the console and then the websocket, and copies data until one side ends. It returns began false if
-// no websocket was opened, and an error only then.
+// serveSocket uses the ticket, opens the console and then the websocket, and copies data until one side ends. It returns
+// began false if no websocket was opened, and an error only then. A caller who has too many open streams, or who is not
+// authorized, keeps the ticket.
 func (s *Service) serveSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, used redeemed, token string) (began bool, err error) {
 	ctx, end, err := s.sockets.begin(ctx)
 	if err != nil {
@@ -97,6 +98,9 @@ func (s *Service) serveSocket(ctx context.Context, w http.ResponseWriter, r *htt
 	}
 	defer leave()
 	if _, err := auth.Admit(ctx, service+"AttachConsole", string(used.Tenant.Org), string(used.Tenant.Project)); err != nil {
+		return false, err
+	}
+	if _, _, err := s.redeem(ctx, r.URL.Query().Get("ticket")); err != nil {
 		return false, err
 	}
 	ctx, stop := context.WithCancelCause(ctx)

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -135,19 +136,50 @@ func TestTicketAttemptsAreBounded(t *testing.T) {
 }
 
 // TestWebsocketsCountAsStreams checks that an open websocket counts in the limits of open streams until it ends, and that
-// one beyond the limit is refused.
+// one beyond the limit is refused, without using its ticket.
 func TestWebsocketsCountAsStreams(t *testing.T) {
 	w := newWorld(t)
 	w.maxStreams = 1
 	site := w.site()
 	conn, _, err := w.dial(site, w.ticket("ada").Text)
 	require.NoError(t, err)
-	_, response, err := w.dial(site, w.ticket("ada").Text)
+	ticket := w.ticket("ada").Text
+	_, response, err := w.dial(site, ticket)
 	require.Error(t, err)
 	require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
 	require.Len(t, w.opened, 1)
 	require.NoError(t, conn.Close(websocket.StatusNormalClosure, ""))
 	require.Eventually(t, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.streams == 0 }, time.Minute, time.Millisecond)
+	_, _, err = w.dial(site, ticket)
+	require.NoError(t, err, "the refused websocket has used up its ticket")
+}
+
+// TestTicketOpensOneConsole uses one ticket for many websockets at the same time. All of them have looked the ticket up
+// before one of them uses it.
+func TestTicketOpensOneConsole(t *testing.T) {
+	const n = 5
+	w := newWorld(t)
+	site, ticket := w.site(), w.ticket("ada").Text
+	var looked sync.WaitGroup
+	looked.Add(n)
+	open := w.opts.OpenStream
+	w.opts.OpenStream = func(ctx context.Context, token string) (context.Context, func(), error) {
+		looked.Done()
+		looked.Wait()
+		return open(ctx, token)
+	}
+	results := make(chan int, n)
+	for range n {
+		go func() {
+			_, response, _ := w.dial(site, ticket)
+			results <- response.StatusCode
+		}()
+	}
+	counts := map[int]int{}
+	for range n {
+		counts[<-results]++
+	}
+	require.Equal(t, map[int]int{http.StatusSwitchingProtocols: 1, http.StatusUnauthorized: n - 1}, counts)
 }
 
 // TestWebsocketEnds checks the status of the close frame for each reason why an open console ends.

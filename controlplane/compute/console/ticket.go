@@ -126,9 +126,20 @@ func errBadTicket() error {
 	return fault.New(fault.Unauthenticated, "the ticket is unknown, expired or used already: create another one")
 }
 
-// redeem uses a ticket. It returns what the ticket permits and the token of the user who created the ticket. It returns
-// Unauthenticated if the ticket is not valid.
+// lookup returns what a ticket permits and the token of the user who created the ticket, without using the ticket. It
+// returns Unauthenticated if the ticket is not valid.
+func (s *Service) lookup(ctx context.Context, text string) (redeemed, string, error) {
+	return s.callForTicket(ctx, text, lookupTicketCommand)
+}
+
+// redeem uses a ticket. Of several calls with the same ticket, one succeeds. redeem returns the same as lookup.
 func (s *Service) redeem(ctx context.Context, text string) (redeemed, string, error) {
+	return s.callForTicket(ctx, text, redeemTicketCommand)
+}
+
+// callForTicket calls a command of the leader with the ID and the secret in the text of a ticket, and decrypts the token in
+// the result.
+func (s *Service) callForTicket(ctx context.Context, text string, command *leader.Command[*Service, redemption, redeemed]) (redeemed, string, error) {
 	parts := strings.Split(text, ".")
 	if len(parts) != 3 || len(text) > maxTicket {
 		return redeemed{}, "", errBadTicket()
@@ -137,7 +148,7 @@ func (s *Service) redeem(ctx context.Context, text string) (redeemed, string, er
 	if err != nil || len(project) == 0 || parts[1] == "" {
 		return redeemed{}, "", errBadTicket()
 	}
-	out, err := redeemTicketCommand.Call(ctx, s.opts.Commands, redemption{Project: cloud.ProjectID(project), ID: parts[1], Secret: sha256.Sum256([]byte(parts[2]))})
+	out, err := command.Call(ctx, s.opts.Commands, redemption{Project: cloud.ProjectID(project), ID: parts[1], Secret: sha256.Sum256([]byte(parts[2]))})
 	if err != nil {
 		return redeemed{}, "", err
 	}
@@ -152,22 +163,39 @@ type redemption struct {
 	Secret  [32]byte
 }
 
+// read returns what the ticket of q permits. It returns Unauthenticated if the ticket is not valid.
+func (q redemption) read(r store.Reader, now cloud.Time) (redeemed, error) {
+	t, err := tickets.Get(r, string(q.Project), q.ID)
+	if err != nil {
+		return redeemed{}, err
+	}
+	if t == nil || subtle.ConstantTimeCompare(q.Secret[:], t.Secret[:]) != 1 || now >= t.Expires {
+		return redeemed{}, errBadTicket()
+	}
+	return redeemed{Tenant: cloud.Tenant{Org: t.Org, Project: q.Project}, Session: t.Session, Token: t.Token}, nil
+}
+
+var lookupTicketCommand = leader.NewCommand("console.lookup-ticket", leader.Repeatable, (*Service).lookupTicketOnLeader)
+
+func (s *Service) lookupTicketOnLeader(ctx context.Context, q redemption) (out redeemed, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		out, err = q.read(v, s.opts.Store.Now())
+		return err
+	})
+	return out, err
+}
+
 var redeemTicketCommand = leader.NewCommand("console.redeem-ticket", leader.Once, (*Service).redeemTicketOnLeader)
 
 // redeemTicketOnLeader deletes the record of a ticket, and returns what the ticket permits.
 func (s *Service) redeemTicketOnLeader(ctx context.Context, q redemption) (out redeemed, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		t, err := tickets.Get(tx, string(q.Project), q.ID)
-		if err != nil {
+		if out, err = q.read(tx, tx.Now()); err != nil {
 			return err
-		}
-		if t == nil || subtle.ConstantTimeCompare(q.Secret[:], t.Secret[:]) != 1 || tx.Now() >= t.Expires {
-			return errBadTicket()
 		}
 		if !mutant.On(mutant.ReuseConsoleTicket) {
 			tickets.Delete(tx, string(q.Project), q.ID)
 		}
-		out = redeemed{Tenant: cloud.Tenant{Org: t.Org, Project: q.Project}, Session: t.Session, Token: t.Token}
 		return nil
 	})
 	return out, err
