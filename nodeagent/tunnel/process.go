@@ -45,10 +45,14 @@ type process struct {
 	Config
 	tls *tls.Config
 
-	mu   sync.Mutex
-	open map[string]bool // streams that were opened
 	// memory is the target's socket for the stream Memory.
 	memory net.Conn
+
+	mu   sync.Mutex
+	open map[string]bool // streams that were opened
+	// waiting is the source's connection for the stream Memory until its first byte arrives. The stream is not in open
+	// until then.
+	waiting net.Conn
 }
 
 func run(ctx context.Context) error {
@@ -213,10 +217,12 @@ func (p *process) serve(ctx context.Context, l net.Listener) {
 			defer conn.Close()
 			one, other, err := p.openStream(ctx, conn, func() { opening.remove(conn) })
 			opening.remove(conn)
-			if err != nil {
-				return
+			if err == nil && other == p.memory {
+				one, err = p.awaitMemory(one)
 			}
-			relay(one, other)
+			if err == nil {
+				relay(one, other)
+			}
 		}()
 	}
 }
@@ -296,20 +302,24 @@ func (p *process) openAtTarget(ctx context.Context, raw net.Conn, verified func(
 	if err != nil {
 		return nil, nil, err
 	}
-	local, err := p.connectQEMU(ctx, line)
+	local, err := p.connectQEMU(ctx, line, conn)
 	if err != nil {
 		_, _ = fmt.Fprintf(conn, "%.*s\n", maxLine-2, oneLine(err))
 		return nil, nil, errors.Join(err, conn.Close())
 	}
 	if _, err := io.WriteString(conn, accepted+"\n"); err != nil {
-		return nil, nil, errors.Join(err, local.Close())
+		if local != p.memory {
+			err = errors.Join(err, local.Close())
+		}
+		return nil, nil, err
 	}
 	return conn, local, nil
 }
 
-// connectQEMU connects to QEMU for the stream that the source has requested with line. It returns an error if the
-// stream was requested before.
-func (p *process) connectQEMU(ctx context.Context, line string) (duplex, error) {
+// connectQEMU connects to QEMU for the stream that the source has requested on conn with line. It returns an error if
+// the stream was opened before. For the stream Memory, the caller must call awaitMemory before it uses the result.
+// A connection that waits there already is closed.
+func (p *process) connectQEMU(ctx context.Context, line string, conn net.Conn) (duplex, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, stream := range append([]string{Memory}, p.Disks...) {
@@ -319,11 +329,54 @@ func (p *process) connectQEMU(ctx context.Context, line string) (duplex, error) 
 		if p.open[stream] {
 			return nil, fmt.Errorf("stream %s was opened before", stream)
 		}
-		p.open[stream] = true
 		if stream == Memory {
+			if p.waiting != nil {
+				_ = p.waiting.Close()
+			}
+			p.waiting = conn
 			return p.memory.(*net.UnixConn), nil
 		}
+		p.open[stream] = true
 		return dialUnix(ctx, p.Dir, DiskSocket)
 	}
 	return nil, errors.New("this host expects no such stream: the migration attempt may have ended")
+}
+
+// awaitMemory waits for the first byte on a connection for the stream Memory, and then marks the stream as opened. It
+// returns conn with this byte. It returns an error if conn ends before, or if the source has requested the stream on a
+// later connection.
+//
+// The agent of the source can end after it has requested the stream, and before its QEMU has got the connection. QEMU at
+// the target must not see the end of that connection, because QEMU would end too, and the next agent could not continue
+// the migration.
+func (p *process) awaitMemory(conn duplex) (duplex, error) {
+	first := make([]byte, 1)
+	_, err := io.ReadFull(conn, first)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.waiting != conn {
+		return nil, errors.Join(err, net.ErrClosed)
+	}
+	p.waiting = nil
+	if err != nil {
+		return nil, err
+	}
+	p.open[Memory] = true
+	return &readAhead{duplex: conn, data: first}, nil
+}
+
+// readAhead is a connection from which data was read already.
+type readAhead struct {
+	duplex
+	data []byte
+}
+
+// Read returns the data that was read already, and then reads from the connection.
+func (r *readAhead) Read(b []byte) (int, error) {
+	if len(r.data) == 0 {
+		return r.duplex.Read(b)
+	}
+	n := copy(b, r.data)
+	r.data = r.data[n:]
+	return n, nil
 }

@@ -140,6 +140,33 @@ func TestStreams(t *testing.T) {
 	require.ErrorContains(t, err, "expects no such stream")
 }
 
+// TestUnusedMemoryStream closes the stream of memory before the source has sent data, as the end of the source's agent
+// does. QEMU at the target must not see this end. The source must be able to open the stream again, also while the
+// target has not seen the end of the first one. After the first byte, the stream cannot be opened again.
+func TestUnusedMemoryStream(t *testing.T) {
+	h := newHosts(t)
+	h.start()
+	closed, err := Dial(t.Context(), h.source.Dir, Memory)
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	left, err := Dial(t.Context(), h.source.Dir, Memory)
+	require.NoError(t, err)
+	defer left.Close()
+	near, err := Dial(t.Context(), h.source.Dir, Memory)
+	require.NoError(t, err)
+	defer near.Close()
+	_, err = io.ReadAll(left) // The target has closed it.
+	require.NoError(t, err)
+	_, err = io.WriteString(near, "state")
+	require.NoError(t, err)
+	require.NoError(t, unix.Shutdown(int(near.Fd()), unix.SHUT_WR))
+	got, err := io.ReadAll(h.memory)
+	require.NoError(t, err)
+	require.Equal(t, "state", string(got))
+	_, err = Dial(t.Context(), h.source.Dir, Memory)
+	require.ErrorContains(t, err, "opened before")
+}
+
 // TestAuthentication checks that the target accepts only the assigned peer, of the same cluster, for the same attempt,
 // and that the source accepts only the assigned target.
 func TestAuthentication(t *testing.T) {
@@ -198,12 +225,18 @@ func TestEnds(t *testing.T) {
 	near, err := Dial(t.Context(), h.source.Dir, Memory)
 	require.NoError(t, err)
 	defer near.Close()
+	_, err = io.WriteString(near, "state")
+	require.NoError(t, err)
+	got := make([]byte, len("state"))
+	_, err = io.ReadFull(h.memory, got)
+	require.NoError(t, err)
 	require.NoError(t, Stop(h.source.Dir))
 	_, running, err := Find(h.source.Dir)
 	require.NoError(t, err)
 	require.False(t, running)
-	_, err = io.ReadAll(h.memory)
+	got, err = io.ReadAll(h.memory)
 	require.NoError(t, err)
+	require.Empty(t, got)
 	require.NoError(t, h.qemu.Process.Kill())
 	require.Eventually(t, func() bool {
 		_, running, err := Find(h.target.Dir)
@@ -221,6 +254,11 @@ func TestEndOfPeer(t *testing.T) {
 	near, err := Dial(t.Context(), h.source.Dir, Memory)
 	require.NoError(t, err)
 	defer near.Close()
+	_, err = io.WriteString(near, "state")
+	require.NoError(t, err)
+	got := make([]byte, len("state"))
+	_, err = io.ReadFull(h.memory, got)
+	require.NoError(t, err)
 	s, _, err := Find(h.source.Dir)
 	require.NoError(t, err)
 	fd := int(h.memory.Fd())
