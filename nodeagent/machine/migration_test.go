@@ -119,6 +119,34 @@ func (h *paper) doMigration(p Plan) {
 	}
 }
 
+// TestTransferStatus checks that a source does not take the status of an earlier migration in QEMU for that of the
+// present attempt, also if the agent was restarted before it made QEMU send memory.
+func TestTransferStatus(t *testing.T) {
+	source, handedOver := Migrations{Outgoing: 7}, Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}
+	for _, c := range []struct {
+		record       Migrations
+		begun        bool
+		status, want string
+	}{
+		{source, false, "none", ""},
+		{source, false, "completed", ""},
+		{source, false, "failed", ""},
+		{source, false, "cancelled", ""},
+		{source, true, "none", ""},
+		{source, true, "completed", ""},
+		{source, true, "failed", "failed"},
+		{source, true, "cancelled", "cancelled"},
+		{source, true, "active", "active"},
+		{source, true, "pre-switchover", "pre-switchover"},
+		{handedOver, true, "completed", "completed"},
+		{Migrations{Outgoing: 9, HandedOver: 7, Cancelled: 7}, true, "completed", ""},
+		{Migrations{Incoming: 7}, true, "active", "active"},
+		{Migrations{Incoming: 7}, true, "completed", "completed"},
+	} {
+		require.Equal(t, c.want, transferStatus(c.record, c.begun, qemu.Migration{Status: c.status}), "%+v", c)
+	}
+}
+
 // TestMigrationRules checks the rules of migrationRule for all combinations of an assigned migration, the record, the
 // guest and the transfer.
 func TestMigrationRules(t *testing.T) { require.Empty(t, migrationViolation()) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -97,12 +98,8 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		out.StalledFor = time.Since(t.movedAt)
 		return out
 	}
-	out.Status, out.Mirrors, out.Ready = m.Status, len(m.Mirrors), len(m.Mirrors) == out.Disks
-	// A QEMU that was the target of an earlier migration reports the status of that migration until it sends memory
-	// itself.
-	if m.Status == "none" || r.sending() && !out.Held && !out.Running && !m.Active() {
-		out.Status = ""
-	}
+	out.Status = transferStatus(r, out.Held || out.Running, m)
+	out.Mirrors, out.Ready = len(m.Mirrors), len(m.Mirrors) == out.Disks
 	for _, one := range m.Mirrors {
 		out.Ready = out.Ready && one.Ready
 		if one.Ended && out.Failure == "" && r.sending() {
@@ -127,10 +124,25 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		t.readyAt = time.Now()
 	}
 	out.StalledFor, out.SwitchoverFor = time.Since(t.movedAt), max(since(t.readyAt), 0)
-	if m.Status == "completed" && t.downtime == 0 && !t.stoppedAt.IsZero() {
+	if out.Status == "completed" && t.downtime == 0 && !t.stoppedAt.IsZero() {
 		t.downtime = time.Since(t.stoppedAt)
 	}
 	return out
+}
+
+// transferStatus returns Transfer.Status for the state m of QEMU. A QEMU that was the target or the source of an earlier
+// migration reports the status of that migration until it sends memory itself. For a source that has not yet made QEMU
+// send memory, transferStatus therefore returns "". The parameter begun means that an agent has begun SendState. It may
+// have ended before it sent the command to QEMU. The status completed is then also of an earlier migration, unless the
+// source has handed the guest over: QEMU does not complete a migration before.
+func transferStatus(r Migrations, begun bool, m qemu.Migration) string {
+	switch {
+	case m.Status == "none", r.sending() && !begun && !m.Active():
+		return ""
+	case r.sending() && r.HandedOver != r.Outgoing && m.Status == "completed":
+		return ""
+	}
+	return m.Status
 }
 
 // reportMigration returns the report of the assigned migration, or nil if there is none.
