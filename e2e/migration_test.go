@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,7 +19,7 @@ import (
 )
 
 // migrate moves a running guest to another host, while a user has its serial console open. Then it moves the guest back,
-// and restarts the agents of both hosts meanwhile. The guest must keep its memory, and another guest must reach it at the
+// and upgrades the agents of both hosts meanwhile. The guest must keep its memory, and another guest must reach it at the
 // same address. The console must continue on the other host.
 func (c *networkCloud) migrate(m, peer *machine, host int) {
 	home := m.host
@@ -40,10 +43,7 @@ func (c *networkCloud) migrate(m, peer *machine, host int) {
 		_, err := c.vms.MigrateVm(ctx, &vmv1.MigrateVmRequest{VmId: m.vm.GetId(), DestinationNodeId: c.ids[to]})
 		require.NoError(c.t, err)
 		if to == home {
-			for _, h := range []int{host, home} {
-				require.NoError(c.t, c.dir.Kill(c.hosts[h].Name))
-				require.NoError(c.t, c.hosts[h].Start(""))
-			}
+			c.upgradeAgents(ctx, m, to)
 		}
 		require.NoError(c.t, lab.Until(ctx, "the VM runs on the other host", func(ctx context.Context) error {
 			vm, err := c.vms.GetVm(ctx, &vmv1.GetVmRequest{VmId: m.vm.GetId()})
@@ -80,6 +80,34 @@ func (c *runningCommand) types(line string) {
 	c.w.t.Helper()
 	_, err := io.WriteString(c.in, line+"\n")
 	require.NoError(c.w.t, err)
+}
+
+// upgradeAgents kills the agents of the first two hosts as soon as the source of a migration has paused the guest, and
+// starts another binary for each. The migration cannot end without the agents, and must continue with the new ones.
+func (c *networkCloud) upgradeAgents(ctx context.Context, m *machine, target int) {
+	binary, err := os.ReadFile(c.hosts[target].Bin.NodeAgent)
+	require.NoError(c.t, err)
+	next := c.dir.Path("trivet-nodeagent-next")
+	require.NoError(c.t, os.WriteFile(next, append(binary, "another binary"...), 0o755)) // ELF permits such an end
+	for missing := true; missing; {
+		require.NoError(c.t, ctx.Err(), "the source does not pause the guest")
+		time.Sleep(2 * time.Millisecond)
+		_, err := os.Stat(filepath.Join(c.hosts[1-target].DataDir(), "vms", m.vm.GetId(), "migrating"))
+		missing = err != nil
+	}
+	for _, h := range []int{target, 1 - target} {
+		c.dir.Signal(c.hosts[h].Name, syscall.SIGKILL)
+	}
+	for _, h := range []int{target, 1 - target} {
+		require.NoError(c.t, c.dir.Kill(c.hosts[h].Name))
+	}
+	vm, err := c.vms.GetVm(ctx, &vmv1.GetVmRequest{VmId: m.vm.GetId()})
+	require.NoError(c.t, err)
+	require.Equal(c.t, vmv1.VmState_VM_STATE_MIGRATING, vm.GetState())
+	for _, h := range []int{target, 1 - target} {
+		c.hosts[h].Bin.NodeAgent = next
+		require.NoError(c.t, c.hosts[h].Start(""))
+	}
 }
 
 // TestMigration moves a guest with a network interface between two hosts, and drains its host: see migrate and drain.
