@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 
 // drain drains the host of the guest m while tenants create and delete VMs, and while the leader changes. The guest must
 // move to the host other and keep its memory. Another VM, which may run only on the drained host, is named with the
-// reason, and is shut down only with force. Then no VM can be started on the host until it is uncordoned.
+// reason, and is shut down only with force: see rollingDrain.
 func (c *networkCloud) drain(m, peer *machine, other int) {
 	drained := m.host
 	id := c.ids[drained]
@@ -27,7 +28,7 @@ func (c *networkCloud) drain(m, peer *machine, other int) {
 	ctx := c.context(3 * time.Minute)
 	_, err := c.admin.Nodes.DrainNode(ctx, &vmv1.DrainNodeRequest{NodeId: id})
 	require.NoError(c.t, err)
-	stopLoad := c.createAndDelete(c.ids[other])
+	stopLoad := c.createAndDelete(c.ids[other], true)
 	c.changeLeader(ctx)
 	require.NoError(c.t, lab.Until(ctx, "the guest has left, and the other VM is named with the reason", func(ctx context.Context) error {
 		out, err := c.admin.Operator.GetDrain(ctx, &operatorv1.GetDrainRequest{NodeId: id})
@@ -52,18 +53,37 @@ func (c *networkCloud) drain(m, peer *machine, other int) {
 	require.NoError(c.t, err)
 	require.Equal(c.t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState(), "without force it is not shut down")
 
-	_, err = c.admin.Nodes.DrainNode(ctx, &vmv1.DrainNodeRequest{NodeId: id, Force: true})
-	require.NoError(c.t, err)
+	c.rollingDrain(ctx, drained, fixed)
+}
+
+// rollingDrain continues the drain of a host as a rolling drain with force, which restarts the agent of the host. The VM
+// fixed, which cannot be moved, must be shut down, and cannot be started until the host is uncordoned.
+func (c *networkCloud) rollingDrain(ctx context.Context, drained int, fixed *machine) {
+	host, id := c.hosts[drained], c.ids[drained]
+	reached, back := c.dir.Path("drained"), c.dir.Path("back")
+	command := c.startCommand(ctx, "cluster", "rolling-drain", "--label", "host="+host.Name, "--from", host.Name, "--force",
+		"--run", "echo {host} >"+reached+"; until [ -e "+back+" ]; do sleep 0.1; done")
+	require.NoError(c.t, lab.Until(ctx, "the command of --run is executed", func(context.Context) error {
+		text, err := os.ReadFile(reached)
+		if err == nil && string(text) != host.Name+"\n" {
+			err = fmt.Errorf("it is executed for %q", text)
+		}
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, command.errs.String())
+		}
+		return err
+	}))
 	c.awaitState(ctx, id, vmv1.NodeState_NODE_STATE_MAINTENANCE)
-	_, err = c.vms.StartVm(ctx, &vmv1.StartVmRequest{VmId: fixed.vm.GetId()})
+	_, err := c.vms.StartVm(ctx, &vmv1.StartVmRequest{VmId: fixed.vm.GetId()})
 	require.Equal(c.t, codes.FailedPrecondition, status.Code(err))
 	require.ErrorContains(c.t, err, "in maintenance")
-	require.NoError(c.t, c.dir.Kill(c.hosts[drained].Name))
-	require.NoError(c.t, c.hosts[drained].Start(""))
+	require.NoError(c.t, c.dir.Kill(host.Name))
+	require.NoError(c.t, host.Start(""))
 	c.awaitState(ctx, id, vmv1.NodeState_NODE_STATE_MAINTENANCE)
-	n, err := c.admin.Nodes.UncordonNode(ctx, &vmv1.UncordonNodeRequest{NodeId: id})
-	require.NoError(c.t, err)
-	require.Equal(c.t, vmv1.NodeState_NODE_STATE_READY, n.GetState())
+	require.NoError(c.t, os.WriteFile(back, nil, 0o600))
+	command.finish(ctx)
+	require.Contains(c.t, command.errs.String(), host.Name+" is uncordoned")
+	c.awaitState(ctx, id, vmv1.NodeState_NODE_STATE_READY)
 	_, err = c.vms.StartVm(ctx, &vmv1.StartVmRequest{VmId: fixed.vm.GetId()})
 	require.NoError(c.t, err)
 }
@@ -80,42 +100,68 @@ func (c *networkCloud) awaitState(ctx context.Context, id string, state vmv1.Nod
 	}))
 }
 
-// changeLeader makes another member the leader.
+// changeLeader makes another member the leader, and waits until it leads.
 func (c *networkCloud) changeLeader(ctx context.Context) {
 	c.t.Helper()
-	s, err := c.admin.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
+	next := c.leader(1)%3 + 1
+	_, err := c.admin.Operator.TransferLeader(ctx, &operatorv1.TransferLeaderRequest{Id: uint64(next)})
 	require.NoError(c.t, err)
-	_, err = c.admin.Operator.TransferLeader(ctx, &operatorv1.TransferLeaderRequest{Id: s.GetGroups()[0].GetLeaderId()%3 + 1})
-	require.NoError(c.t, err)
+	require.NoError(c.t, lab.Until(ctx, "the other member leads", func(context.Context) error {
+		if now := c.leader(next); now != next {
+			return fmt.Errorf("member %d leads", now)
+		}
+		return nil
+	}))
 }
 
-// createAndDelete creates VMs and deletes them, until the returned function is called. Each VM must be placed on the host
-// with the ID on. A call may fail with UNAVAILABLE, because the leader changes meanwhile.
-func (c *networkCloud) createAndDelete(on string) (stop func()) {
-	ctx, cancel := context.WithCancel(c.context(3 * time.Minute))
-	done := make(chan error, 1)
+// leastLoad is the number of VMs that the function of createAndDelete must have created and deleted.
+const leastLoad = 3
+
+// createAndDelete creates VMs and deletes them, until the returned function is called and leastLoad VMs were created and
+// deleted. Each VM must be placed on the host with the ID on. If unavailable is true, a call may fail with UNAVAILABLE,
+// because the leader changes meanwhile.
+func (c *networkCloud) createAndDelete(on string, unavailable bool) (stop func()) {
+	ctx := c.context(3 * time.Minute)
+	end, done := make(chan struct{}), make(chan error, 1)
+	one := func(i int) error {
+		vm, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("load-%d", i), Spec: &vmv1.VmSpec{
+			Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 64},
+			Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd},
+		}})
+		if err != nil {
+			return err
+		}
+		if vm.GetNodeId() != on {
+			return fmt.Errorf("%s was placed on %s", vm.GetName(), vm.GetNodeId())
+		}
+		if _, err := c.vms.ListVms(ctx, &vmv1.ListVmsRequest{}); err != nil {
+			return err
+		}
+		_, err = c.vms.DeleteVm(ctx, &vmv1.DeleteVmRequest{VmId: vm.GetId()})
+		return err
+	}
 	go func() {
-		for i := 0; ctx.Err() == nil; i++ {
-			vm, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("load-%d", i), Spec: &vmv1.VmSpec{
-				Cpu: &vmv1.CpuSpec{Vcpus: 1}, Memory: &vmv1.MemorySpec{SizeMib: 64},
-				Boot: &vmv1.BootSpec{Kernel: c.images.Kernel, Initrd: c.images.Initrd},
-			}})
-			if err == nil {
-				if vm.GetNodeId() != on {
-					done <- fmt.Errorf("%s was placed on %s", vm.GetName(), vm.GetNodeId())
+		for i, succeeded := 0, 0; ; i++ {
+			select {
+			case <-end:
+				if succeeded >= leastLoad {
+					c.t.Logf("%d VMs were created and deleted meanwhile, %d calls failed", succeeded, i-succeeded)
+					done <- nil
 					return
 				}
-				_, err = c.vms.DeleteVm(ctx, &vmv1.DeleteVmRequest{VmId: vm.GetId()})
+			default:
 			}
-			if err != nil && ctx.Err() == nil && status.Code(err) != codes.Unavailable {
+			switch err := one(i); {
+			case err == nil:
+				succeeded++
+			case ctx.Err() != nil || !unavailable || status.Code(err) != codes.Unavailable:
 				done <- err
 				return
 			}
 		}
-		done <- nil
 	}()
 	return func() {
-		cancel()
+		close(end)
 		require.NoError(c.t, <-done)
 	}
 }
