@@ -75,6 +75,7 @@ func (p *Process) ResumeMigrated(ctx context.Context, keys map[string]Key) error
 	if err := os.Remove(p.home.path(migratingName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("resume guest after a migration: %w", err)
 	}
+	_ = p.removeHold(ctx) // QEMU may have refused it in CancelMigration or EndIncoming. SendRunning tries again.
 	return nil
 }
 

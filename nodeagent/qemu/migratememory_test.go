@@ -81,6 +81,41 @@ func TestHandOverOfRunningGuest(t *testing.T) {
 	require.NotContains(t, names, holdNode)
 }
 
+// useHold makes another node use the node of addHold, so that QEMU refuses to remove it.
+func (l *lab) useHold(p *Process) {
+	l.Helper()
+	require.NoError(l, p.call(l.ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
+		return conn.Do(ctx, "blockdev-add", object{"driver": "raw", "node-name": "user", "file": holdNode}, nil)
+	}))
+}
+
+// TestHoldThatStays ends a migration while QEMU refuses to remove the node of addHold. The guest must run again all the
+// same, at the source after a cancelled attempt, and at the target after a complete one.
+func TestHoldThatStays(t *testing.T) {
+	for _, moves := range []bool{false, true} {
+		m := newMigration(t)
+		m.sendRunning()
+		m.source.useHold(m.from)
+		m.target.useHold(m.to)
+		require.NoError(t, m.from.StopGuest(m.source.ctx))
+		m.status(m.from, "pre-switchover")
+		require.NoError(t, m.from.EndMirrors(m.source.ctx))
+		at, p := m.source, m.from
+		if moves {
+			require.NoError(t, m.from.HandOver(m.source.ctx))
+			m.status(m.to, "completed")
+			at, p = m.target, m.to
+			require.NoError(t, p.EndIncoming(at.ctx), "the node keeps the guest stopped")
+		} else {
+			require.NoError(t, p.CancelMigration(at.ctx), "the node keeps the guest stopped")
+		}
+		names, _ := at.nodes(p)
+		require.Contains(t, names, holdNode)
+		require.NoError(t, p.ResumeMigrated(at.ctx, nil))
+		at.writes()
+	}
+}
+
 // TestHolds checks with which versions of QEMU memory is sent while the guest runs.
 func TestHolds(t *testing.T) {
 	for version, want := range map[[2]int]bool{{7, 1}: false, {7, 2}: true, {8, 0}: true, {8, 2}: true, {9, 0}: false, {10, 1}: false} {

@@ -60,12 +60,13 @@ func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) e
 }
 
 // EndIncoming stops the NBD server of a target that has the complete state, and removes all other parts of the migration
-// from QEMU. It can be repeated.
+// from QEMU. It can be repeated. If QEMU refuses to remove the node of addHold, which nothing depends on, EndIncoming
+// returns no error.
 func (p *Process) EndIncoming(ctx context.Context) error {
 	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return refused(conn.Do(ctx, "nbd-server-stop", nil, nil))
 	})
-	return errors.Join(err, p.removeHold(ctx))
+	return errors.Join(err, refused(p.removeHold(ctx)))
 }
 
 // Announce makes QEMU send packets with the MAC address of each network interface, so that switches learn the new place
