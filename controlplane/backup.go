@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/config"
@@ -14,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -72,7 +74,14 @@ func (a *backupWriter) write(ctx context.Context, write func([]byte) error) erro
 	if err := backup.Write(out, a.key.Derive(backup.KeyPurpose), m, dirs); err != nil {
 		return err
 	}
-	return out.Flush()
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	text := strconv.FormatInt(m.Made.Unix(), 10) + "\n"
+	if err := atomicfile.WriteFile(filepath.Join(a.c.DataDir, layout.BackupTimeFile), []byte(text), 0o600); err != nil {
+		return fmt.Errorf("record the time of the backup: %w", err)
+	}
+	return nil
 }
 
 // writerFunc is an io.Writer. The function must either consume all of its argument or return an error.

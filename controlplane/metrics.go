@@ -17,19 +17,48 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// metrics holds the Prometheus registry of a member and the metrics of its servers.
+// metrics holds the Prometheus registries of a member and the metrics of its servers.
 type metrics struct {
 	registry *prometheus.Registry
-	grpc     *grpcprom.ServerMetrics
-	http     *rest.Metrics
-	handler  routedHandler // serves /metrics
+	// names is the registry of metrics whose labels have names of hosts, orgs, projects and VMs. The ports for etcd's
+	// clients, which tenants can reach, do not serve these metrics.
+	names *prometheus.Registry
+	grpc  *grpcprom.ServerMetrics
+	http  *rest.Metrics
+	disk  diskMetrics
+	// handler serves all metrics, etcdHandler those of registry only.
+	handler, etcdHandler routedHandler
+}
+
+// diskMetrics are histograms under etcd's names and with etcd's buckets, for alert rules and dashboards of etcd.
+type diskMetrics struct{ logSync, storeCommit prometheus.Histogram }
+
+func newDiskMetrics(r prometheus.Registerer) diskMetrics {
+	buckets := prometheus.ExponentialBuckets(.001, 2, 14)
+	m := diskMetrics{
+		logSync: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "etcd_disk_wal_fsync_duration_seconds", Buckets: buckets,
+			Help: "Time of a write of the raft log with its fsync. Both raft groups share the log.",
+		}),
+		storeCommit: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "etcd_disk_backend_commit_duration_seconds", Buckets: buckets,
+			Help: "Time of a commit of applied raft entries to the store of a raft group, without fsync: the raft log is durable.",
+		}),
+	}
+	r.MustRegister(m.logSync, m.storeCommit)
+	return m
 }
 
 func newMetrics() *metrics {
-	registry := prometheus.NewRegistry()
-	m := &metrics{registry: registry, grpc: grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())}
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.grpc)
-	m.http, m.handler = rest.NewMetrics(registry), metricsHandler(registry)
+	registry, names := prometheus.NewRegistry(), prometheus.NewRegistry()
+	m := &metrics{registry: registry, names: names, grpc: grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram())}
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "trivet_build_info", Help: "Version of the member, as a label. The value is 1.",
+	}, []string{"version"})
+	build.WithLabelValues(version()).Set(1)
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.grpc, build)
+	m.http, m.disk = rest.NewMetrics(registry), newDiskMetrics(registry)
+	m.handler, m.etcdHandler = metricsHandler(registry, names), metricsHandler(registry)
 	return m
 }
 
@@ -37,7 +66,8 @@ func newMetrics() *metrics {
 // store and certificate.
 func (m *metrics) register(of *member) {
 	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines},
-		&costs{runner: of.runner, engines: of.engines, identities: of.identities}, kv.NewCollector(of.keys))
+		&costs{runner: of.runner, engines: of.engines, identities: of.identities}, kv.NewCollector(of.keys), &loginCollector{of.identities},
+		&certificateCollector{of.certificate}, of.backups)
 	if of.tenantTLS.pair != nil {
 		m.registry.MustRegister(of.tenantTLS.pair)
 	}
@@ -52,23 +82,31 @@ type collector struct {
 // gauges lists the metrics of collector. Each has one value per raft group. The function group computes it from raft's
 // status, or the function state from the engine's statistics.
 var gauges = []struct {
-	desc  *prometheus.Desc
-	group func(consensus.GroupStatus) float64
-	state func(mvcc.Stats) float64
+	desc    *prometheus.Desc
+	counter bool // the metric is a counter, not a gauge
+	group   func(consensus.GroupStatus) float64
+	state   func(mvcc.Stats) float64
 }{
-	{desc: gauge("raft_term", "Term of the group."), group: func(g consensus.GroupStatus) float64 { return float64(g.Term) }},
-	{desc: gauge("raft_leader", "Member that leads the group, 0 if none is known."), group: func(g consensus.GroupStatus) float64 { return float64(g.Leader) }},
-	{desc: gauge("raft_committed_index", "Last committed entry."), group: func(g consensus.GroupStatus) float64 { return float64(g.Commit) }},
-	{desc: gauge("raft_applied_index", "Last applied entry."), group: func(g consensus.GroupStatus) float64 { return float64(g.Applied) }},
-	{desc: gauge("raft_proposals_waiting", "Proposals under way on this member."), group: func(g consensus.GroupStatus) float64 { return float64(g.Proposals) }},
-	{desc: gauge("raft_log_bytes", "Size of the group's log."), group: func(g consensus.GroupStatus) float64 { return float64(g.LogBytes) }},
-	{desc: gauge("store_revision", "Newest revision."), state: func(s mvcc.Stats) float64 { return float64(s.Revision) }},
-	{desc: gauge("store_compacted_revision", "Oldest revision that can be read."), state: func(s mvcc.Stats) float64 { return float64(s.CompactRevision) }},
-	{desc: gauge("store_keys", "Live keys."), state: func(s mvcc.Stats) float64 { return float64(s.Keys) }},
-	{desc: gauge("store_disk_bytes", "Size on disk."), state: func(s mvcc.Stats) float64 { return float64(s.DiskBytes) }},
-	{desc: gauge("store_unsaved_bytes", "In memory only; the log has it."), state: func(s mvcc.Stats) float64 { return float64(s.UnsavedBytes) }},
-	{desc: gauge("store_watchers", "Watchers."), state: func(s mvcc.Stats) float64 { return float64(s.Watchers) }},
-	{desc: gauge("store_disk_errors", "Failed background writes since start."), state: func(s mvcc.Stats) float64 { return float64(s.DiskErrors) }},
+	{desc: gauge("raft_term", "Term of the raft group."), group: func(g consensus.GroupStatus) float64 { return float64(g.Term) }},
+	{desc: gauge("raft_leader", "ID of the member that leads the raft group; 0 if none is known."), group: func(g consensus.GroupStatus) float64 { return float64(g.Leader) }},
+	{desc: gauge("raft_is_leader", "1 if this member leads the raft group, otherwise 0."), group: func(g consensus.GroupStatus) float64 {
+		if g.Role == "Leader" {
+			return 1
+		}
+		return 0
+	}},
+	{desc: gauge("raft_committed_index", "Index of the last committed entry of the raft group."), group: func(g consensus.GroupStatus) float64 { return float64(g.Commit) }},
+	{desc: gauge("raft_applied_index", "Index of the last entry of the raft group that this member has applied."), group: func(g consensus.GroupStatus) float64 { return float64(g.Applied) }},
+	{desc: gauge("raft_proposals_waiting", "Proposals of this member that have no result yet."), group: func(g consensus.GroupStatus) float64 { return float64(g.Proposals) }},
+	{desc: gauge("raft_log_bytes", "Size of the log of the raft group."), group: func(g consensus.GroupStatus) float64 { return float64(g.LogBytes) }},
+	{desc: gauge("store_revision", "Newest revision of the store."), state: func(s mvcc.Stats) float64 { return float64(s.Revision) }},
+	{desc: gauge("store_compacted_revision", "Oldest revision of the store that can be read."), state: func(s mvcc.Stats) float64 { return float64(s.CompactRevision) }},
+	{desc: gauge("store_keys", "Keys at the newest revision of the store."), state: func(s mvcc.Stats) float64 { return float64(s.Keys) }},
+	{desc: gauge("store_disk_bytes", "Size of the store on disk."), state: func(s mvcc.Stats) float64 { return float64(s.DiskBytes) }},
+	{desc: gauge("store_unsaved_bytes", "Size of the changes that are in memory and in the log, but not yet in the files of the store."), state: func(s mvcc.Stats) float64 { return float64(s.UnsavedBytes) }},
+	{desc: gauge("store_watchers", "Open watches of the store."), state: func(s mvcc.Stats) float64 { return float64(s.Watchers) }},
+	{desc: gauge("store_disk_errors_total", "Background writes of the store that have failed since the member started."), counter: true,
+		state: func(s mvcc.Stats) float64 { return float64(s.DiskErrors) }},
 }
 
 func gauge(name, help string) *prometheus.Desc {
@@ -89,14 +127,18 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	status, err := c.runner.Status(ctx)
 	names := layout.Names()
 	for _, g := range gauges {
+		kind := prometheus.GaugeValue
+		if g.counter {
+			kind = prometheus.CounterValue
+		}
 		if g.group != nil && err == nil {
 			for _, s := range status.Groups {
-				out <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.group(s), names[s.ID])
+				out <- prometheus.MustNewConstMetric(g.desc, kind, g.group(s), names[s.ID])
 			}
 		}
 		if g.state != nil {
 			for id, e := range c.engines {
-				out <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.state(e.Stats()), names[id])
+				out <- prometheus.MustNewConstMetric(g.desc, kind, g.state(e.Stats()), names[id])
 			}
 		}
 	}
@@ -107,15 +149,23 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 type routedHandler struct {
 	http.Handler
 	routes []rest.Route
+	// registries has the registries whose metrics the handler serves. A test compares them with docs/metrics.md.
+	registries []*prometheus.Registry
 }
 
 // Routes returns the method and path of every endpoint of the handler.
 func (r routedHandler) Routes() []rest.Route { return r.routes }
 
-func metricsHandler(registry *prometheus.Registry) routedHandler {
+// metricsHandler returns a handler that serves the metrics of registries as /metrics.
+func metricsHandler(registries ...*prometheus.Registry) routedHandler {
+	var all prometheus.Gatherers
+	for _, r := range registries {
+		all = append(all, r)
+	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
+	mux.Handle("GET /metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
+	routes := []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}
+	return routedHandler{mux, routes, registries}
 }
 
 // localMetrics returns a handler that serves /metrics to callers on loopback and passes all other requests to the

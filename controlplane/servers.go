@@ -105,7 +105,7 @@ func (m *member) serveClients(context.Context) error {
 		}
 	}
 	for _, address := range c.KV.EtcdListen {
-		if err := m.listeners.serveEtcd(address, c.KV, m.etcdPorts, m.keys, m.metrics.grpc, m.metrics.handler); err != nil {
+		if err := m.listeners.serveEtcd(address, c.KV, m.etcdPorts, m.keys, m.metrics.grpc, m.metrics.etcdHandler); err != nil {
 			return err
 		}
 	}
@@ -180,7 +180,7 @@ func (m *member) newREST(api *restAPI) http.Handler {
 	api.routes(server)
 	if api.metrics {
 		handler := localMetrics(m.metrics.handler, server, m.config.CredentialFreeHosts())
-		return routedHandler{handler, slices.Concat(server.Routes(), m.metrics.handler.routes)}
+		return routedHandler{Handler: handler, routes: slices.Concat(server.Routes(), m.metrics.handler.routes)}
 	}
 	return server
 }

@@ -69,7 +69,10 @@ func (m *member) claimDataDir(ctx context.Context) error {
 func (m *member) openState(context.Context) (err error) {
 	m.engines, m.machines, m.leaseFeed = map[uint64]*mvcc.Engine{}, map[uint64]*store.StateMachine{}, &kv.LeaseFeed{}
 	for _, g := range layout.Groups() {
-		o := mvcc.Options{Logger: m.log.With("engine", g.Name), KeyIndex: true}
+		o := mvcc.Options{
+			Logger: m.log.With("engine", g.Name), KeyIndex: true,
+			OnCommit: func(took time.Duration) { m.metrics.disk.storeCommit.Observe(took.Seconds()) },
+		}
 		if g.ID == layout.KVGroup {
 			o.OnLeases, o.HashOnCompact = m.leaseFeed.Changed, true
 		} else {
@@ -112,6 +115,7 @@ func (m *member) startConsensus(context.Context) (err error) {
 	if m.host, err = consensus.Open(consensus.Options{
 		ID: c.NodeID, Members: firstIDs, Join: m.joins, Dir: filepath.Join(c.DataDir, layout.RaftDir), Transport: m.mesh, Log: m.log,
 		ElectionTicks: electionTicks, FS: m.disk,
+		OnLogSync: func(took time.Duration) { m.metrics.disk.logSync.Observe(took.Seconds()) },
 	}); err != nil {
 		return err
 	}

@@ -150,7 +150,7 @@ func TestTenantPortsUseTLS(t *testing.T) {
 	text, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
-	require.Contains(t, string(text), "trivet_tls_certificate_expiry_seconds")
+	require.Contains(t, string(text), "trivet_tls_certificate_expiry_timestamp_seconds")
 
 	w.keysOverTLS(ctx)
 	w.commandsOverTLS(ctx)

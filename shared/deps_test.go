@@ -234,7 +234,9 @@ var inTests = map[string][]string{
 	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
 	"nodeagent/qemu":          {"nodeagent/cgroup/cgrouptest"},
 	"nodeagent/machine":       {"nodeagent/cgroup/cgrouptest", "images/guest"}, // its package computes the data that a guest writes to its volumes
+	"controlplane":            {"docs/docstest"},
 	"nodeagent":               {"docs/docstest"},
+	"nodeagent/metrics":       {"docs/docstest"},
 	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/cgroup/cgrouptest", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/qmp", "nodeagent/rbd/rbdtest"},
 	"e2e/history":             {"shared/fault"},
 

@@ -18,7 +18,7 @@ func newFeedMetrics(r prometheus.Registerer) feedMetrics {
 			Name: "trivet_network_feed_messages_total", Help: "Messages with the state of VPCs that this member has sent to hosts.",
 		}),
 		lag: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "trivet_network_feed_ack_seconds",
+			Name:    "trivet_network_feed_ack_duration_seconds",
 			Help:    "Time between sending a revision of the state of VPCs and its acknowledgment.",
 			Buckets: prometheus.ExponentialBuckets(0.005, 4, 8),
 		}),

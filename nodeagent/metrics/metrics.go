@@ -114,14 +114,20 @@ var observed = [...]string{
 	cloud.ObservedBuildFailed: "build_failed", cloud.ObservedEnded: "ended",
 }
 
-// Handler serves /metrics and /health to requests for an IP address, localhost or one of hosts. Other requests get 403.
-func Handler(s Sources, hosts []string, log *slog.Logger) http.Handler {
+// newRegistry returns a registry of all metrics of the agent.
+func newRegistry(s Sources) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		collector{s},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
+	return registry
+}
+
+// Handler serves /metrics and /health to requests for an IP address, localhost or one of hosts. Other requests get 403.
+func Handler(s Sources, hosts []string, log *slog.Logger) http.Handler {
+	registry := newRegistry(s)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
@@ -173,17 +179,17 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	build      = desc("info", "Always 1.", "version")
-	connected  = desc("uplink_connected", "1 while a member of the control plane has accepted the watch.")
-	term       = desc("uplink_term", "Highest raft term seen.")
-	revision   = desc("uplink_revision", "Revision of the assignment held.")
-	sessions   = desc("uplink_sessions_total", "Connections that came about.")
-	failures   = desc("uplink_failures_total", "Connections and attempts that ended with an error.")
-	lease      = desc("lease_seconds", "What is left of the lease; 0 without one.")
-	vms        = desc("vms", "VMs on this host by what is seen of them.", "observed")
-	launches   = desc("launches_total", "Starts of a QEMU.", "result")
-	builds     = desc("builds_total", "Makings of a VM's disks.", "result")
-	deaths     = desc("guest_deaths_total", "Guests whose process ended unasked.")
+	build      = desc("build_info", "Version of the agent, as a label. The value is 1.", "version")
+	connected  = desc("uplink_connected", "1 while the host is connected to the leader of the control plane, otherwise 0.")
+	term       = desc("uplink_term", "Highest raft term of the control plane that the agent has received.")
+	revision   = desc("uplink_revision", "Revision of the control plane's records from which the agent's assignment was computed.")
+	sessions   = desc("uplink_sessions_total", "Sessions with the control plane that a member has accepted.")
+	failures   = desc("uplink_failures_total", "Sessions, and attempts to open one, that ended with an error.")
+	lease      = desc("lease_seconds", "Remaining time of the host's lease; 0 if it has ended or the host has none.")
+	vms        = desc("vms", "VMs on this host, by the state that the agent observes.", "observed")
+	launches   = desc("launches_total", "Starts of QEMU, by result.", "result")
+	builds     = desc("builds_total", "Creations of the disks of a VM, by result.", "result")
+	deaths     = desc("guest_deaths_total", "QEMU processes that ended neither on request nor because the guest powered itself off.")
 	cpu        = desc("vm_cpu_seconds_total", "Processor time of the VM's processes since they started.", "vm")
 	memory     = desc("vm_memory_bytes", "Memory of the VM's processes.", "vm")
 	guestTotal = desc("vm_guest_memory_bytes", "Memory that the guest's kernel manages, as the guest's balloon driver reports it.", "vm")

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"encoding/json"
+	"flag"
 	"io"
 	"log/slog"
 	"net/http"
@@ -9,13 +10,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/docs/docstest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-func serve(t *testing.T) *httptest.Server {
-	s := httptest.NewServer(Handler(Sources{
+func sources() Sources {
+	return Sources{
 		Version: "v1",
 		Uplink:  func() Uplink { return Uplink{Connected: true, Term: 3, Lease: 12500 * time.Millisecond} },
 		VMs: func() []VM {
@@ -45,7 +48,11 @@ func serve(t *testing.T) *httptest.Server {
 		Images: func() Images {
 			return Images{Images: 2, Bytes: 300, Limit: 400, Fetches: 5, FetchFailures: 1, FetchedBytes: 600, Evictions: 7}
 		},
-	}, []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
+	}
+}
+
+func serve(t *testing.T) *httptest.Server {
+	s := httptest.NewServer(Handler(sources(), []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
 	t.Cleanup(s.Close)
 	return s
 }
@@ -64,7 +71,7 @@ func TestMetrics(t *testing.T) {
 	status, body := get(t, s.URL+"/metrics")
 	require.Equal(t, 200, status)
 	for _, line := range []string{
-		`trivet_agent_info{version="v1"} 1`, `trivet_agent_uplink_connected 1`, `trivet_agent_lease_seconds 12.5`,
+		`trivet_agent_build_info{version="v1"} 1`, `trivet_agent_uplink_connected 1`, `trivet_agent_lease_seconds 12.5`,
 		`trivet_agent_vms{observed="running"} 1`, `trivet_agent_vms{observed="ended"} 0`,
 		`trivet_agent_launches_total{result="ok"} 4`, `trivet_agent_guest_deaths_total 1`,
 		`trivet_agent_vm_cpu_seconds_total{vm="a"} 1.5`, `trivet_agent_vm_memory_bytes{vm="a"} 2.097152e+06`,
@@ -88,6 +95,16 @@ func TestMetrics(t *testing.T) {
 	}
 	require.NotContains(t, body, `vm="b"`)
 	require.NotContains(t, body, `trivet_agent_volume_reads_total{volume="e"}`)
+}
+
+var rewrite = flag.Bool("rewrite", false, "write the table of docs/metrics.md")
+
+// TestMetricsPage compares docs/metrics.md with the metrics of the agent.
+func TestMetricsPage(t *testing.T) {
+	registry := newRegistry(sources())
+	gathered, err := registry.Gather()
+	require.NoError(t, err)
+	docstest.Metrics(t, "../../docs/metrics.md", "Agents", []*prometheus.Registry{registry}, gathered, *rewrite)
 }
 
 func TestHealth(t *testing.T) {

@@ -106,6 +106,7 @@ type Service struct {
 	checked *freelru.SyncedLRU[[32]byte, signed]
 	// signatures counts the token signatures that were verified.
 	signatures atomic.Int64
+	logins     logins
 	// holders caches the records about the holders of verified tokens. The key is the SHA-256 of the token's text.
 	holders *store.Memo[*holder]
 	opened  opened

@@ -56,6 +56,9 @@ func TestTokenNeedsACorrectPassword(t *testing.T) {
 			require.Equal(t, c.proof == cloud.ProofNone, fault.Is(err, fault.Unauthenticated), "gRPC must issue no unauthenticated token: %v", err)
 		})
 	}
+	succeeded, failed := w.first.Logins()
+	require.EqualValues(t, 2, succeeded)
+	require.EqualValues(t, 6, failed, "calls without a password are no attempts")
 }
 
 // TestNewPasswordRevokesTokens checks that a new password invalidates all earlier tokens of the user on every member,

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-jose/go-jose/v4/jwt"
@@ -181,9 +182,24 @@ func (s *Service) note(q tokenRequest, scope cloud.Tenant, method string, proof 
 		if q.Password == "" {
 			return // without a password, the caller did not try to authenticate
 		}
+		s.logins.failed.Add(1)
 		r.Outcome, r.Message, r.Principal, r.Tenant = "UNAUTHENTICATED", "wrong user or password", "", cloud.Tenant{}
 	}
+	if proven {
+		s.logins.succeeded.Add(1)
+	}
 	s.opts.Audit.Note(r)
+}
+
+// logins counts the attempts to authenticate with a password, a secret or a token of another provider since the member
+// started.
+type logins struct{ succeeded, failed atomic.Int64 }
+
+// Logins returns how many attempts to authenticate with a password, a secret or a token of another provider have
+// succeeded and failed on this member since it started. It does not count calls that were refused before the check,
+// for example because of their rate.
+func (s *Service) Logins() (succeeded, failed int64) {
+	return s.logins.succeeded.Load(), s.logins.failed.Load()
 }
 
 // issue signs claims with the primary signing key or, if the holder is unauthenticated, with Service.unprovenKey. In
@@ -269,6 +285,9 @@ func (q *tokenRequest) allows(u *principal.User, now cloud.Time) bool {
 func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q tokenRequest) (out issuedToken, err error) {
 	defer func() {
 		if f, ok := fault.From(err); ok {
+			if f.Kind == fault.Unauthenticated {
+				s.logins.failed.Add(1)
+			}
 			s.opts.Audit.Note(audit.Record{
 				Method: service + "ExchangeToken", Target: "provider=" + provider, RequestID: q.RequestID, Address: password.Network(q.Address),
 				Outcome: code.Code(f.Kind.RPC()).String(), Message: f.Message,

@@ -88,7 +88,32 @@ type Refusal struct {
 	Reason string
 	// Group is Reason without the numbers that differ between hosts. Summarize counts refusals by Group.
 	Group string
+	// Kind is the rule that excluded the host: one of a few constants, for metrics.
+	Kind Kind
 }
+
+// Kind is the rule by which a host was excluded.
+type Kind string
+
+// The values of Kind. The values for a lack of capacity are the names of resources.
+const (
+	KindState        Kind = "state"
+	KindHypervisor   Kind = "hypervisor"
+	KindArchitecture Kind = "architecture"
+	KindCPUModel     Kind = "cpu_model"
+	KindFeature      Kind = "feature"
+	KindFull         Kind = "full_meanwhile" // another placement has taken the capacity, or the host was deleted
+	KindCheck        Kind = "network_or_volume"
+	KindOtherHost    Kind = "not_the_required_host"
+	KindLabels       Kind = "labels"
+	KindAntiAffinity Kind = "anti_affinity"
+	KindAffinity     Kind = "affinity"
+	KindVCPUs        Kind = "vcpus"
+	KindMemory       Kind = "memory"
+	KindHugepages    Kind = "hugepages"
+	KindDedicated    Kind = "dedicated_cpus"
+	KindStorage      Kind = "storage"
+)
 
 // Place chooses a host for the VM that r describes.
 func (ix *Index) Place(r *Request) Decision {

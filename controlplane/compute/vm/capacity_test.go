@@ -60,20 +60,7 @@ func TestCapacityOfHosts(t *testing.T) {
 	require.Equal(t, "h2 has 0 vCPUs free, 2 needed", all[0].Loss.Reason)
 	require.Zero(t, all[1].Loss.Waiting)
 
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(NewCapacityCollector(w.vms))
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	values := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			name := f.GetName()
-			for _, l := range m.GetLabel() {
-				name += " " + l.GetValue()
-			}
-			values[name] = m.GetGauge().GetValue()
-		}
-	}
+	values := gather(t, NewCapacityCollector(w.vms))
 	const mib, gib = 1 << 20, 1 << 30
 	require.Equal(t, map[string]float64{
 		"trivet_any_host_can_be_lost": 0, "trivet_hosts_that_cannot_be_lost": 1,
@@ -83,6 +70,54 @@ func TestCapacityOfHosts(t *testing.T) {
 		"trivet_hosts_capacity hugepages_bytes": 128 * mib, "trivet_hosts_allocatable hugepages_bytes": 128 * mib, "trivet_hosts_allocated hugepages_bytes": 0,
 		"trivet_hosts_capacity dedicated_vcpus": 0, "trivet_hosts_allocatable dedicated_vcpus": 0, "trivet_hosts_allocated dedicated_vcpus": 0,
 	}, values)
+}
+
+// gather returns the values of the gauges and counters of a collector, by the name of the metric and the values of its
+// labels.
+func gather(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	values := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			values[name] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	return values
+}
+
+// TestInventoryMetrics checks the metrics of hosts, VMs and placements.
+func TestInventoryMetrics(t *testing.T) {
+	w := newWorld(t)
+	host := w.AddHost("h1", cloud.Capacity{VCPUs: 6, MemoryMiB: 4096, StorageGiB: 100})
+	one := w.create("web")
+	w.AwaitFleet()
+	tooLarge := func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }
+	_, err := w.vms.Create(w.as(acme, "key"), acme, small("huge", tooLarge), [32]byte{})
+	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+
+	values := gather(t, NewInventoryCollector(w.vms))
+	for name, want := range map[string]float64{
+		"trivet_hosts READY": 1, "trivet_hosts NOT_READY": 0, "trivet_hosts MAINTENANCE": 0,
+		"trivet_host_state " + string(host) + " READY":                 1,
+		"trivet_host_allocated " + string(host) + " vcpus":             float64(w.allocated(host).VCPUs),
+		"trivet_vms acme web CREATING":                                 1,
+		fmt.Sprintf("trivet_vm_info %s web acme web %s", host, one.ID): 1, // the labels sorted by name
+		"trivet_placements_total placed":                               1,
+		"trivet_placements_total no_host":                              1,
+		"trivet_placement_refused_hosts_total vcpus":                   1,
+	} {
+		require.Contains(t, values, name)
+		require.Equal(t, want, values[name], name)
+	}
+	require.Positive(t, values["trivet_host_allocated "+string(host)+" vcpus"])
 }
 
 // fakeMover records moves. It fails if fail is set.

@@ -56,8 +56,8 @@ func (c *CapacityCollector) Collect(out chan<- prometheus.Metric) {
 	unlosable := 0.0
 	for _, h := range hosts {
 		for i, c := range []cloud.Capacity{h.Capacity, h.Allocatable, h.Allocated} {
-			for j, n := range []uint64{uint64(c.VCPUs), c.MemoryMiB << 20, c.StorageGiB << 30, c.HugepagesMiB << 20, uint64(c.DedicatedVCPUs)} {
-				sums[i][j] += float64(n)
+			for j, n := range amounts(c) {
+				sums[i][j] += n
 			}
 		}
 		if h.Loss != nil && h.Loss.Waiting > 0 {
@@ -65,7 +65,7 @@ func (c *CapacityCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	for i, desc := range []*prometheus.Desc{capacityDesc, allocatableDesc, allocatedDesc} {
-		for j, resource := range []string{"vcpus", "memory_bytes", "storage_bytes", "hugepages_bytes", "dedicated_vcpus"} {
+		for j, resource := range resources {
 			out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, sums[i][j], resource)
 		}
 	}

@@ -66,6 +66,7 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 			if waiting {
 				return "", &retryableRefusal{refused}
 			}
+			s.placements.refuse(chosen.Refused)
 			return "", refused
 		}
 		n, err := node.Nodes.Get(tx.GuardedUnless(mutant.AllocateTwice), string(chosen.Node))
@@ -78,6 +79,7 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 		}
 		n.Allocated = n.Allocated.Plus(r.Need)
 		node.Nodes.Put(tx, n, string(chosen.Node))
+		s.placements.placed.Add(1)
 		return chosen.Node, nil
 	}
 }

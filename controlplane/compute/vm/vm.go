@@ -67,6 +67,8 @@ type Options struct {
 type Service struct {
 	opts     Options
 	messages *messages
+	// placements counts the results of choose.
+	placements placements
 
 	mu sync.Mutex
 	// usage holds, on the leader, the last usage that a host reported for each running VM.

@@ -2,12 +2,12 @@ package certfile
 
 import "github.com/prometheus/client_golang/prometheus"
 
-var expiry = prometheus.NewDesc("trivet_tls_certificate_expiry_seconds",
+var expiry = prometheus.NewDesc("trivet_tls_certificate_expiry_timestamp_seconds",
 	"When the certificate of tenants' ports expires, in seconds since 1970.", nil, nil)
 
 var _ prometheus.Collector = (*Pair)(nil)
 
-// Describe implements prometheus.Collector with the gauge trivet_tls_certificate_expiry_seconds.
+// Describe implements prometheus.Collector with the gauge trivet_tls_certificate_expiry_timestamp_seconds.
 func (p *Pair) Describe(out chan<- *prometheus.Desc) { out <- expiry }
 
 // Collect implements prometheus.Collector: it sends the expiry of the certificate in use, in Unix seconds.

@@ -32,6 +32,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
@@ -89,6 +90,7 @@ type Clock struct {
 	opts       Options
 	started    time.Time
 	desc       *prometheus.Desc
+	trips      *prometheus.HistogramVec
 	skewLogger skewLogger
 
 	mu    sync.RWMutex
@@ -137,6 +139,10 @@ func New(opts Options) *Clock {
 	return &Clock{
 		opts: opts, started: started, right: time.Duration(started.UnixNano()), readings: map[uint64]reading{}, skewLogger: skewLogger{log: opts.Log},
 		desc: prometheus.NewDesc("trivet_clock_skew_seconds", "How far this member's clock is ahead of the others'; absent while that is not known.", nil, nil),
+		trips: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "etcd_network_peer_round_trip_time_seconds", Buckets: prometheus.ExponentialBuckets(.0001, 2, 16),
+			Help: "Round-trip time of a request to another member, every 2 seconds. The label To is the ID of the member, in hexadecimal as in etcd.",
+		}, []string{"To"}),
 	}
 }
 
@@ -234,6 +240,7 @@ func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	case heard-asked > mostTrip:
 		return errTooSlow
 	}
+	c.trips.WithLabelValues(strconv.FormatUint(member, 16)).Observe((heard - asked).Seconds())
 	theirs := time.Duration(binary.BigEndian.Uint64(body))
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,6 +261,7 @@ func (c *Clock) round(ctx context.Context) {
 	for id := range c.readings {
 		if _, still := members[id]; !still {
 			delete(c.readings, id)
+			c.trips.DeleteLabelValues(strconv.FormatUint(id, 16))
 		}
 	}
 	c.mu.Unlock()
@@ -297,12 +305,18 @@ func (c *Clock) logResult() {
 	}
 }
 
-// Describe implements prometheus.Collector with the gauge trivet_clock_skew_seconds.
-func (c *Clock) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
+// Describe implements prometheus.Collector with the gauge trivet_clock_skew_seconds and the histogram
+// etcd_network_peer_round_trip_time_seconds.
+func (c *Clock) Describe(out chan<- *prometheus.Desc) {
+	out <- c.desc
+	c.trips.Describe(out)
+}
 
-// Collect implements prometheus.Collector: it sends the current skew in seconds, or nothing while the skew is unknown.
+// Collect implements prometheus.Collector: it sends the current skew in seconds, unless the skew is unknown, and the
+// round-trip times of the requests to the other members.
 func (c *Clock) Collect(out chan<- prometheus.Metric) {
 	if skew, known := c.Skew(); known {
 		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, skew.Seconds())
 	}
+	c.trips.Collect(out)
 }

@@ -73,6 +73,7 @@ func (h *Host) open() (err error) {
 	if h.engine, err = raftlog.OpenEngine(raftlog.Preallocate(fs), fs.PathJoin(h.opts.Dir, "log"), h.opts.QuietLog, h.opts.Log); err != nil {
 		return err
 	}
+	h.engine.OnSync = h.opts.OnLogSync
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.engine.Close())

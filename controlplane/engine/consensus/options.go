@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.etcd.io/raft/v3"
@@ -41,7 +42,10 @@ type Options struct {
 	StallTicks int
 
 	OnLeader func(Leadership) // called during Process when this member learns of a new leader or term; optional
-	Limits   Limits
+	// OnLogSync is called after each write of the log with the time that the write and its fsync took, on the goroutine
+	// that writes the log. Optional.
+	OnLogSync func(time.Duration)
+	Limits    Limits
 
 	// QuietLog turns off background compactions in the store of the log, so that a simulation is reproducible.
 	QuietLog bool

@@ -67,6 +67,8 @@ const (
 	// images.
 	ImagesDir = "images"
 	ImportDir = "import"
+	// BackupTimeFile contains the time at which this member has completed its last backup, in Unix seconds.
+	BackupTimeFile = "backup-time"
 	// BackupDir and RestoreDir contain checkpoints temporarily, while a backup is written or restored.
 	BackupDir  = "backup.tmp"
 	RestoreDir = "restore.tmp"

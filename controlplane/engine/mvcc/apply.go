@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -84,6 +85,8 @@ type applier struct {
 	key     []byte
 
 	unflushed int // approximate bytes in the memtable; used only with Options.Quiet
+
+	onCommit func(time.Duration) // Options.OnCommit, or nil
 }
 
 // changeChunk is the chunk of the change log that is being filled. It is not in the batch yet. The change log is the

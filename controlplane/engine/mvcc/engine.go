@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -38,6 +39,10 @@ type Options struct {
 	// reads all keys. In a keyspace of more than 16 MiB, compactions after few writes get no hash, so that all hashes
 	// together read at most about 20 times the bytes that were written.
 	HashOnCompact bool
+
+	// OnCommit, if set, is called after each commit of a batch of applied entries with the time that the commit took. It
+	// runs on the goroutine that calls Apply.
+	OnCommit func(time.Duration)
 
 	// OnLeases, if set, is called after each batch that changed leases, and after Restore. Readers can then already see
 	// the changes. OnLeases runs on the goroutine that calls Apply or Restore, so it must not block. It must not use
@@ -125,6 +130,7 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 func (e *Engine) install(gen *generation) {
 	e.applier = applier{
 		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, maxChanges: command.MaxTxnChanges,
+		onCommit: e.opts.OnCommit,
 	}
 	e.published.Store(&view{gen: gen, state: gen.loaded, records: gen.records})
 }

@@ -2,6 +2,7 @@ package mvcc
 
 import (
 	"errors"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -132,7 +133,14 @@ func (s *applier) commit() error {
 	}
 	const entryBytes = 160 // upper limit of the bytes that a memtable needs for an entry besides its data
 	s.unflushed += s.batch.Len() + entryBytes*int(s.batch.Count())
-	return s.batch.Commit(pebble.NoSync)
+	began := time.Now()
+	if err := s.batch.Commit(pebble.NoSync); err != nil {
+		return err
+	}
+	if s.onCommit != nil {
+		s.onCommit(time.Since(began))
+	}
+	return nil
 }
 
 // flushEarly flushes the memtable before it is full, even if it has the smallest size that Pebble uses. So Pebble never

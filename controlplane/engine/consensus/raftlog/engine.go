@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/record"
@@ -25,6 +26,9 @@ type Engine struct {
 	log   *pebbleLogger
 	quiet bool // no background work; see OpenEngine
 	fresh int  // estimate of the bytes in Pebble's memtable; used by Write only
+
+	// OnSync, if not nil, is called by Write with the time that the batch and its fsync took.
+	OnSync func(time.Duration)
 }
 
 const (
@@ -185,8 +189,12 @@ func (e *Engine) NewBatch() *pebble.Batch { return e.db.NewBatch() }
 // may then start a flush of Pebble's memtable. Concurrent calls are not allowed.
 func (e *Engine) Write(b *pebble.Batch, truncated bool) error {
 	e.fresh += b.Len()
+	began := time.Now()
 	if err := e.Commit(b); err != nil {
 		return err
+	}
+	if e.OnSync != nil {
+		e.OnSync(time.Since(began))
 	}
 	if err := b.Close(); err != nil {
 		return fmt.Errorf("write the log: %w", err)

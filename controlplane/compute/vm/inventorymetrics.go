@@ -1,0 +1,149 @@
+package vm
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/trivet-cloud/trivet/controlplane/records/store"
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+var (
+	hostsDesc = prometheus.NewDesc("trivet_hosts", "Hosts, by state.", []string{"state"}, nil)
+	vmsDesc   = prometheus.NewDesc("trivet_vms", "VMs, by org, project and state.", []string{"org", "project", "state"}, nil)
+
+	hostInfoDesc = prometheus.NewDesc("trivet_host_info", "Name and versions of a host, as labels. The value is 1.",
+		[]string{"host", "name", "agent_version", "qemu_version"}, nil)
+	hostStateDesc       = prometheus.NewDesc("trivet_host_state", "1 for the present state of the host.", []string{"host", "state"}, nil)
+	hostAllocatableDesc = prometheus.NewDesc("trivet_host_allocatable", "Allocatable capacity of the host, by resource.",
+		[]string{"host", "resource"}, nil)
+	hostAllocatedDesc = prometheus.NewDesc("trivet_host_allocated", "Allocated capacity of the host, by resource.",
+		[]string{"host", "resource"}, nil)
+	vmInfoDesc = prometheus.NewDesc("trivet_vm_info", "Name, tenant and host of a VM, as labels. The value is 1.",
+		[]string{"vm", "name", "org", "project", "host"}, nil)
+)
+
+// countEvery is the minimum interval at which an InventoryCollector reads all VMs.
+const countEvery = 30 * time.Second
+
+// InventoryCollector exports the hosts and the VMs of the cloud, with their names, and the results of placements. Only
+// the leader exports hosts and VMs, because only the leader knows which hosts are READY. VMs may be 30 seconds old.
+type InventoryCollector struct {
+	vms *Service
+
+	mu      sync.Mutex // guards the fields below
+	counted time.Time  // time at which records was read; zero before the first read
+	records []inventoryVM
+}
+
+// inventoryVM has the values of the labels of one VM.
+type inventoryVM struct {
+	id     cloud.VMID
+	name   string
+	tenant cloud.Tenant
+	host   cloud.NodeID
+	state  cloud.State
+}
+
+var _ prometheus.Collector = (*InventoryCollector)(nil)
+
+// NewInventoryCollector returns an InventoryCollector of the hosts and VMs of s.
+func NewInventoryCollector(s *Service) *InventoryCollector { return &InventoryCollector{vms: s} }
+
+// Describe implements prometheus.Collector.
+func (c *InventoryCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		hostsDesc, vmsDesc, hostInfoDesc, hostStateDesc, hostAllocatableDesc, hostAllocatedDesc, vmInfoDesc, placementsDesc, refusedHostsDesc,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector. If this member does not lead, it exports the results of placements only.
+func (c *InventoryCollector) Collect(out chan<- prometheus.Metric) {
+	c.vms.placements.collect(out)
+	if !c.vms.opts.Nodes.Leads() {
+		return
+	}
+	c.collectHosts(out)
+	c.collectVMs(out)
+}
+
+// hostStates are the states of which trivet_hosts has a value even if no host has them.
+var hostStates = []cloud.NodeState{cloud.NodeReady, cloud.NodeNotReady, cloud.NodeCordoned, cloud.NodeDraining, cloud.NodeMaintenance}
+
+func (c *InventoryCollector) collectHosts(out chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	count := map[cloud.NodeState]int{}
+	for _, s := range hostStates {
+		count[s] = 0
+	}
+	for _, h := range c.vms.opts.Nodes.Fleet() {
+		n, id := &h.Node, string(h.Node.ID)
+		count[h.State]++
+		gauge(hostInfoDesc, 1, id, n.Name, n.AgentVersion, n.QEMUVersion)
+		gauge(hostStateDesc, 1, id, h.State.String())
+		allocatable := n.Allocatable
+		allocatable.HugepagesMiB, allocatable.DedicatedVCPUs = n.HugepagesMiB, n.DedicatedCPUs
+		for i, amount := range amounts(allocatable) {
+			gauge(hostAllocatableDesc, amount, id, resources[i])
+		}
+		for i, amount := range amounts(n.Allocated) {
+			gauge(hostAllocatedDesc, amount, id, resources[i])
+		}
+	}
+	for state, n := range count {
+		gauge(hostsDesc, float64(n), state.String())
+	}
+}
+
+func (c *InventoryCollector) collectVMs(out chan<- prometheus.Metric) {
+	type series struct {
+		tenant cloud.Tenant
+		state  cloud.State
+	}
+	count := map[series]int{}
+	for _, vm := range c.read() {
+		count[series{vm.tenant, vm.state}]++
+		out <- prometheus.MustNewConstMetric(vmInfoDesc, prometheus.GaugeValue, 1,
+			string(vm.id), vm.name, string(vm.tenant.Org), string(vm.tenant.Project), string(vm.host))
+	}
+	for s, n := range count {
+		out <- prometheus.MustNewConstMetric(vmsDesc, prometheus.GaugeValue, float64(n),
+			string(s.tenant.Org), string(s.tenant.Project), s.state.String())
+	}
+}
+
+// read returns the VMs as of at most countEvery ago, or none if the records cannot be read.
+func (c *InventoryCollector) read() []inventoryVM {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.counted.IsZero() && time.Since(c.counted) < countEvery {
+		return c.records
+	}
+	c.records = nil
+	if err := c.vms.opts.Store.Local(func(v *store.View) error {
+		all, _, err := VMs.List(v, 0)
+		for _, r := range all {
+			c.records = append(c.records, inventoryVM{r.Value.ID, r.Value.Name, r.Value.Tenant(), r.Value.Node, r.Value.State})
+		}
+		return err
+	}); err != nil {
+		return nil
+	}
+	c.counted = time.Now()
+	return c.records
+}
+
+// resources are the values of the label resource, in the order of amounts.
+var resources = []string{"vcpus", "memory_bytes", "storage_bytes", "hugepages_bytes", "dedicated_vcpus"}
+
+func amounts(c cloud.Capacity) []float64 {
+	return []float64{
+		float64(c.VCPUs), float64(c.MemoryMiB << 20), float64(c.StorageGiB << 30), float64(c.HugepagesMiB << 20), float64(c.DedicatedVCPUs),
+	}
+}

@@ -1,0 +1,49 @@
+package vm
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/trivet-cloud/trivet/controlplane/compute/schedule"
+)
+
+var (
+	placementsDesc = prometheus.NewDesc("trivet_placements_total",
+		"Choices of a host for a VM by this member as the leader, by result. A choice is counted again if its transaction is repeated.",
+		[]string{"result"}, nil)
+	refusedHostsDesc = prometheus.NewDesc("trivet_placement_refused_hosts_total",
+		"Hosts that were refused in placements that found no host, by the first rule that excluded the host.", []string{"reason"}, nil)
+)
+
+// placements counts the results of Service.choose since the member started.
+type placements struct {
+	placed, noHost atomic.Int64
+
+	mu      sync.Mutex // guards refused
+	refused map[schedule.Kind]int64
+}
+
+// refuse counts a placement that found no host.
+func (p *placements) refuse(refused []schedule.Refusal) {
+	p.noHost.Add(1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refused == nil {
+		p.refused = map[schedule.Kind]int64{}
+	}
+	for _, r := range refused {
+		p.refused[r.Kind]++
+	}
+}
+
+func (p *placements) collect(out chan<- prometheus.Metric) {
+	out <- prometheus.MustNewConstMetric(placementsDesc, prometheus.CounterValue, float64(p.placed.Load()), "placed")
+	out <- prometheus.MustNewConstMetric(placementsDesc, prometheus.CounterValue, float64(p.noHost.Load()), "no_host")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for kind, n := range p.refused {
+		out <- prometheus.MustNewConstMetric(refusedHostsDesc, prometheus.CounterValue, float64(n), string(kind))
+	}
+}

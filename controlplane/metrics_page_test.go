@@ -1,0 +1,67 @@
+package main
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/docs/docstest"
+)
+
+// TestMetricsPage compares docs/metrics.md with the metrics of a running member, and the metrics at the ports of the
+// member with each other. The ports for etcd's clients must not have names of tenants.
+func TestMetricsPage(t *testing.T) {
+	h := startMember(t)
+	h.createResources()
+	served := scrape(t, h.config.MetricsListen)
+	require.Contains(t, served, "trivet_build_info")
+	require.Contains(t, served, "trivet_hosts")
+	require.Contains(t, served, "trivet_vm_info")
+	require.Contains(t, served, "etcd_disk_wal_fsync_duration_seconds")
+	require.Contains(t, served, "etcd_disk_backend_commit_duration_seconds")
+	require.Contains(t, served, "trivet_member_certificate_expiry_timestamp_seconds")
+	require.Positive(t, served["etcd_disk_wal_fsync_duration_seconds"].GetMetric()[0].GetHistogram().GetSampleCount())
+	for name, f := range scrape(t, h.config.KV.EtcdListen[0]) {
+		require.Contains(t, served, name)
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				require.NotContains(t, []string{"org", "project", "vm", "host"}, l.GetName(), name)
+			}
+		}
+	}
+	var all []*dto.MetricFamily
+	for _, f := range served {
+		all = append(all, f)
+	}
+	docstest.Metrics(t, "../docs/metrics.md", "Members", h.metricRegistries(), all, *rewrite)
+}
+
+// metricRegistries returns the registries of the member's metrics.
+func (h *testMember) metricRegistries() []*prometheus.Registry {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.listeners {
+		if l.name == "metrics" {
+			return l.http.(routedHandler).registries
+		}
+	}
+	return nil
+}
+
+// scrape returns the metrics that are served at an address, by name.
+func scrape(t *testing.T, address string) map[string]*dto.MetricFamily {
+	t.Helper()
+	answer, err := http.Get("http://" + address + "/metrics")
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	require.Equal(t, http.StatusOK, answer.StatusCode)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(answer.Body)
+	require.NoError(t, err)
+	return families
+}
