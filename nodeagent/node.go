@@ -76,7 +76,7 @@ func (n *node) machineFeatures() []*agentv1.MachineFeature {
 		{Name: cloud.FeatureCDROM}, {Name: cloud.FeatureRescue}, {Name: cloud.FeatureOSType},
 		{Name: cloud.FeatureHugepages, Problem: noHugepages}, {Name: cloud.FeatureDedicatedCPUs, Problem: noDedicated},
 		{Name: cloud.FeatureVolumeMigration}, {Name: cloud.FeatureFirmwareMigration}, {Name: cloud.FeatureEncryptedMigration},
-		{Name: cloud.FeatureGuestCalls}, {Name: cloud.FeatureConsoles},
+		{Name: cloud.FeatureRunningMigration}, {Name: cloud.FeatureGuestCalls}, {Name: cloud.FeatureConsoles},
 	}
 }
 

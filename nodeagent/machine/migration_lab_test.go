@@ -28,6 +28,7 @@ type move struct {
 	vm             *agentv1.AssignedVm // with the guest running at the source
 	phase          agentv1.MigrationPhase
 	rate           uint64 // maximum rate of the transfer in bytes per second; 0 means no limit
+	oldTarget      bool   // the target's agent cannot receive the memory of a running guest
 	machine        []byte
 	address        string
 	generation     uint64
@@ -102,7 +103,7 @@ func (m *move) assigned(role agentv1.MigrationRole) *agentv1.AssignedVm {
 	w := with(m.withVolume(m.vm, host), func(*agentv1.AssignedVm) {})
 	w.Generation = m.generation
 	w.Migration = &agentv1.AssignedMigration{Attempt: m.attempt, Role: role, Phase: m.phase, PeerNodeId: m.names[m.target], PeerAddress: m.address,
-		MaxBytesPerSecond: m.rate}
+		MaxBytesPerSecond: m.rate, SendRunning: !m.oldTarget}
 	if role == agentv1.MigrationRole_MIGRATION_ROLE_TARGET {
 		w.Migration.PeerNodeId, w.Migration.Machine = m.names[m.source], m.machine
 	}

@@ -80,6 +80,24 @@ func TestMigrationWhileRunning(t *testing.T) {
 	require.Equal(t, 0, m.target.said(m.vm.VmId, "GUEST UP"), "the guest did not boot again")
 }
 
+// TestMigrationToOldTarget moves a guest to a host whose agent cannot receive the memory of a running guest. The source
+// stops the guest first.
+func TestMigrationToOldTarget(t *testing.T) {
+	m := newRunningMove(t)
+	m.source.migration.MaxBytesPerSecond = 0
+	m.oldTarget = true
+	m.atSwitchover()
+	for _, v := range m.source.machines() {
+		v.mu.Lock()
+		running := v.record.Migration.Running
+		v.mu.Unlock()
+		require.Zero(t, running, "the memory was sent while the guest ran")
+	}
+	m.enter(switchover)
+	m.reports(m.target, cloud.MigrationRunning)
+	m.settled()
+}
+
 // TestMigrationEndsWhileRunning ends a migration while the memory of the running guest is sent. The guest runs on at the
 // source, and is not stopped.
 func TestMigrationEndsWhileRunning(t *testing.T) {

@@ -46,7 +46,8 @@ func (v *VM) maxRate(m *agentv1.AssignedMigration) uint64 {
 }
 
 // sendState makes QEMU send the guest's state through the tunnel. It stops the guest first if
-// qemu.Process.CanSendRunning is false, or if the guest runs under TCG and MigrationOptions.SendRunning is not set.
+// qemu.Process.CanSendRunning is false, if the target's agent cannot receive the memory of a running guest, or if the
+// guest runs under TCG and MigrationOptions.SendRunning is not set.
 func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error {
 	o := v.set.o.Migration
 	if o == nil {
@@ -57,7 +58,7 @@ func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error 
 		return v.fail(ctx, err)
 	}
 	send := v.process.SendState
-	if able && (v.process.Record().Spec.Accel == qemu.KVM || o.SendRunning) {
+	if able && m.GetSendRunning() && (v.process.Record().Spec.Accel == qemu.KVM || o.SendRunning) {
 		r := v.record
 		r.Migration.Running = r.Migration.Outgoing
 		if err := v.write(r); err != nil {

@@ -41,6 +41,9 @@ type Migration struct {
 	DowntimeMS uint32
 	// Choice says why the target was chosen (see Choice.Reason).
 	Choice string `cbor:",omitempty"`
+	// SendRunning is true if the target supported FeatureRunningMigration when the migration began. Otherwise the source
+	// stops the guest before it sends the memory.
+	SendRunning bool `cbor:",omitempty"`
 	// SourceStopsWithLease is the value of Status.StopsWithLease before the switchover. It is the confirmation of the
 	// source, and counts again after a rollback.
 	SourceStopsWithLease bool `cbor:",omitempty"`

@@ -61,6 +61,7 @@ func AssignedMigration(m *cloud.Migration, on cloud.NodeID) *agentv1.AssignedMig
 	out := &agentv1.AssignedMigration{Attempt: m.Attempt, Phase: agentv1.MigrationPhase(m.Phase)}
 	if on == m.Source {
 		out.Role, out.PeerNodeId = agentv1.MigrationRole_MIGRATION_ROLE_SOURCE, string(m.Target)
+		out.SendRunning = m.SendRunning
 		if m.Phase >= cloud.MigrationTransfer {
 			out.PeerAddress = m.Address
 		}

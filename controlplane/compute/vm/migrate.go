@@ -150,6 +150,11 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 		return err
 	}
 	vm.Migration.Choice = why
+	host, err := node.Nodes.Get(tx, string(target))
+	if err != nil {
+		return err
+	}
+	vm.Migration.SendRunning = host != nil && host.MissingFeature([]string{cloud.FeatureRunningMigration}) == ""
 	if err := s.assignBoth(tx, vm, vm.Hosts()); err != nil {
 		return err
 	}

@@ -374,3 +374,21 @@ func TestMigrateWaits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []any{cloud.Running, target}, []any{out.VM.State, out.VM.Node})
 }
+
+// TestSendRunningNeedsTheTarget checks that a source is told to send the memory of a running guest only if the agent of
+// the target reports that it can receive it.
+func TestSendRunningNeedsTheTarget(t *testing.T) {
+	for _, able := range []bool{false, true} {
+		w := newWorld(t)
+		source := w.migrationHost("n1")
+		vm := w.createInState(cloud.Running, "web")
+		target := w.migrationHost("n2", func(n *cloud.Node) {
+			if able {
+				n.Features = map[string]string{cloud.FeatureRunningMigration: ""}
+			}
+		})
+		vm = w.migrate(vm.ID, target)
+		require.Equal(t, able, w.assignedTo(source, vm.ID).GetMigration().GetSendRunning())
+		require.False(t, w.assignedTo(target, vm.ID).GetMigration().GetSendRunning())
+	}
+}

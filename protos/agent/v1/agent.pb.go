@@ -1370,6 +1370,9 @@ type AssignedMigration struct {
 	// The greatest time for which the guest may be paused, in milliseconds. The source begins with a smaller one and
 	// increases it while the guest writes memory faster than it is sent. 0: 300.
 	MaxDowntimeMs uint32 `protobuf:"varint,8,opt,name=max_downtime_ms,json=maxDowntimeMs,proto3" json:"max_downtime_ms,omitempty"`
+	// For the source: the agent of the target can receive memory that is sent while the guest runs (feature
+	// running-migration). If false, the source stops the guest before it sends the memory.
+	SendRunning   bool `protobuf:"varint,9,opt,name=send_running,json=sendRunning,proto3" json:"send_running,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1458,6 +1461,13 @@ func (x *AssignedMigration) GetMaxDowntimeMs() uint32 {
 		return x.MaxDowntimeMs
 	}
 	return 0
+}
+
+func (x *AssignedMigration) GetSendRunning() bool {
+	if x != nil {
+		return x.SendRunning
+	}
+	return false
 }
 
 // AssignedSeed is the content of a read-only disk with the label cidata, with which cloud-init configures the guest. A
@@ -5819,7 +5829,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\thugepages\x18\xb6\x02 \x01(\bR\thugepages\x12&\n" +
 	"\x0ededicated_cpus\x18\xb7\x02 \x01(\bR\rdedicatedCpus\x12:\n" +
 	"\tmigration\x18\xe8\x02 \x01(\v2\x1b.agent.v1.AssignedMigrationR\tmigration\x12/\n" +
-	"\x13rolled_back_attempt\x18\x86\x03 \x01(\x04R\x11rolledBackAttempt\"\xc2\x02\n" +
+	"\x13rolled_back_attempt\x18\x86\x03 \x01(\x04R\x11rolledBackAttempt\"\xe5\x02\n" +
 	"\x11AssignedMigration\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12+\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x17.agent.v1.MigrationRoleR\x04role\x12.\n" +
@@ -5829,7 +5839,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\fpeer_address\x18\x05 \x01(\tR\vpeerAddress\x12\x18\n" +
 	"\amachine\x18\x06 \x01(\fR\amachine\x12/\n" +
 	"\x14max_bytes_per_second\x18\a \x01(\x04R\x11maxBytesPerSecond\x12&\n" +
-	"\x0fmax_downtime_ms\x18\b \x01(\rR\rmaxDowntimeMs\"\x92\x01\n" +
+	"\x0fmax_downtime_ms\x18\b \x01(\rR\rmaxDowntimeMs\x12!\n" +
+	"\fsend_running\x18\t \x01(\bR\vsendRunning\"\x92\x01\n" +
 	"\fAssignedSeed\x12\x1b\n" +
 	"\thost_name\x18\x01 \x01(\tR\bhostName\x12\x19\n" +
 	"\bssh_keys\x18\x02 \x03(\tR\asshKeys\x12\x1b\n" +
