@@ -9,7 +9,7 @@ GUEST := .build/guest
 # Debian packages that are needed to run a cloud here, and more to test it.
 RUN_PACKAGES := qemu-system-x86 ovmf swtpm iproute2 iptables nftables $(shell cat images/guest/packages)
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common librbd-dev librados-dev qemu-block-extra
-TEST_PACKAGES := $(RUN_PACKAGES) $(CEPH_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack qemu-guest-agent sbsigntool isolinux xorriso
+TEST_PACKAGES := $(RUN_PACKAGES) $(CEPH_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack qemu-guest-agent sbsigntool isolinux xorriso prometheus
 
 .PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network bench-storage bench-vm run-packages test-packages
 

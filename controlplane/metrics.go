@@ -67,10 +67,7 @@ func newMetrics() *metrics {
 func (m *metrics) register(of *member) {
 	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines},
 		&costs{runner: of.runner, engines: of.engines, identities: of.identities}, kv.NewCollector(of.keys), &loginCollector{of.identities},
-		&certificateCollector{of.certificate}, of.backups)
-	if of.tenantTLS.pair != nil {
-		m.registry.MustRegister(of.tenantTLS.pair)
-	}
+		&certificateCollector{of.certificate}, of.backups, of.tenantTLS.pair)
 }
 
 // collector exports the state of the raft groups and of their storage engines.
