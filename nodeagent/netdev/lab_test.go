@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,12 +47,57 @@ type labHost struct {
 
 var labs atomic.Int32
 
+// removeLeft removes the namespaces of labs whose test process was killed. The PID of that process is in their names.
+func removeLeft() error {
+	name := regexp.MustCompile(`^nd(\d+)-\d+-`)
+	all, err := os.ReadDir(namespaceDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, one := range all {
+		match := name.FindStringSubmatch(one.Name())
+		if match == nil {
+			continue
+		}
+		if pid, bad := strconv.Atoi(match[1]); bad != nil || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			continue
+		}
+		if failed := netns.DeleteNamed(one.Name()); failed != nil {
+			if _, gone := os.Stat(filepath.Join(namespaceDir, one.Name())); !errors.Is(gone, fs.ErrNotExist) { // another run may have removed it
+				err = errors.Join(err, failed)
+			}
+		}
+	}
+	return err
+}
+
+// removeLeftOnce calls removeLeft for the first lab of the process.
+var removeLeftOnce = sync.OnceValue(removeLeft)
+
+// TestRemoveLeft checks that only namespaces of labs whose process has ended are removed.
+func TestRemoveLeft(t *testing.T) {
+	ended := exec.Command("true")
+	require.NoError(t, ended.Run())
+	left := fmt.Sprintf("nd%d-1-u", ended.Process.Pid)
+	kept := []string{fmt.Sprintf("nd%d-1000000-u", os.Getpid()), fmt.Sprintf("other-nd%d-1-u", ended.Process.Pid)}
+	for _, name := range append(kept, left) {
+		run(t, "ip", "netns", "add", name)
+		t.Cleanup(func() { _ = netns.DeleteNamed(name) })
+	}
+	require.NoError(t, removeLeft())
+	require.NoFileExists(t, filepath.Join(namespaceDir, left))
+	for _, name := range kept {
+		require.FileExists(t, filepath.Join(namespaceDir, name))
+	}
+}
+
 // newLab makes hosts with the VTEPs 192.0.2.1, 192.0.2.2, … and an underlay MTU of 1500 bytes.
 func newLab(t *testing.T, hosts int) *lab {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Fatal("this test makes network namespaces and needs root")
 	}
+	require.NoError(t, removeLeftOnce())
 	l := &lab{t: t, prefix: fmt.Sprintf("nd%d-%d-", os.Getpid(), labs.Add(1))}
 	t.Cleanup(l.remove)
 	l.addNamespace("u")
