@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
 // migrationFault is a failure during a migration of the guest of g from host g.source to host g.target.
@@ -85,6 +87,9 @@ func (g *faultyGuest) strike(x cell) { require.NoError(g.c.t, g.tryStrike(x)) }
 // tryStrike is strike, but returns what the witness has noticed.
 func (g *faultyGuest) tryStrike(x cell) error {
 	t := g.c.t
+	for _, id := range g.c.ids { // The failure of the cell before may have made a host NOT_READY.
+		g.c.awaitState(g.c.context(time.Minute), id, vmv1.NodeState_NODE_STATE_READY)
+	}
 	g.source, g.target = g.m.host, 1-g.m.host
 	g.witness = g.watch()
 	defer g.witness.stop()
