@@ -91,6 +91,9 @@ func TestBadConfig(t *testing.T) {
 		"controlplane: [a]\nlabels: {" + manyLabels(5, 1000) + "}":              "labels: at most 4096 bytes together",
 		"controlplane: [a]\nlabels: {" + manyLabels(64, 1) + "}":                "labels: at most 64 pairs",
 		"controlplane: [a]\nmetrics_hosts: ['a:7444']":                          "metrics_hosts",
+		"controlplane: [a]\nmetrics_cert: /c":                                   "metrics_cert, metrics_key: set both",
+		"controlplane: [a]\nmetrics_token: token":                               "metrics_token: \"token\" is not an absolute path",
+		"controlplane: [a]\nmetrics_listen: ':7444'\nmetrics_token: /t":         "without encryption",
 		"controlplane: [a]\nmetrics_hosts: ['*']":                               "metrics_hosts",
 	} {
 		_, err := load([]string{"--config", configFile(t, text)}, with(nil), io.Discard)

@@ -63,15 +63,8 @@ func (c *Config) Validate() error {
 	if _, err := pinning.ParseList(c.DedicatedCPUs); err != nil {
 		return fmt.Errorf("dedicated_cpus: %w", err)
 	}
-	if c.MetricsListen != "" {
-		if _, _, err := net.SplitHostPort(c.MetricsListen); err != nil {
-			return fmt.Errorf("metrics_listen: %w", err)
-		}
-	}
-	for _, name := range c.MetricsHosts {
-		if !validName.MatchString(strings.ToLower(name)) {
-			return fmt.Errorf("metrics_hosts: %q is not a host name", name)
-		}
+	if err := c.validateMetrics(); err != nil {
+		return err
 	}
 	if err := c.validateNetwork(); err != nil {
 		return err

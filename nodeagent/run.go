@@ -7,8 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -275,8 +273,7 @@ func (a *agent) work(ctx context.Context) error {
 		})
 	})
 	if a.config.MetricsListen != "" {
-		handler := metrics.Handler(a.sources(), a.config.metricsHosts(), a.log)
-		group.Go(func() error { return serve(ctx, a.config.MetricsListen, handler) })
+		group.Go(func() error { return a.serveMetrics(ctx) })
 	}
 	return group.Wait()
 }
@@ -368,24 +365,6 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 			return ctx.Err()
 		}
 	}
-}
-
-// serve serves HTTP at addr until ctx ends.
-func serve(ctx context.Context, addr string, h http.Handler) error {
-	listener, err := net.Listen("tcp", addr)
-	if err != nil {
-		return fmt.Errorf("serve metrics: %w", err)
-	}
-	server := &http.Server{
-		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
-		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-	}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics: %w", err)
-	}
-	return nil
 }
 
 // sources returns the functions that supply the values of /metrics.

@@ -1,7 +1,7 @@
 // Package metrics serves metrics of the agent and its guests over HTTP: GET /metrics for Prometheus, GET /health for
 // liveness checks.
 //
-// Requests need no credential. To block DNS rebinding by web pages, the Host header of a request must be an IP address,
+// Requests for /metrics need a token if one is configured; requests for /health need none. To block DNS rebinding by web pages, the Host header of a request must be an IP address,
 // localhost, or one of the host's own names.
 //
 // Each request for /metrics reads the values from the functions in [Sources]; nothing is cached. Labels hold only ids
@@ -9,6 +9,8 @@
 package metrics
 
 import (
+	"crypto/sha256"
+	"crypto/subtle"
 	"encoding/json"
 	"log/slog"
 	"net"
@@ -125,15 +127,50 @@ func newRegistry(s Sources) *prometheus.Registry {
 	return registry
 }
 
-// Handler serves /metrics and /health to requests for an IP address, localhost or one of hosts. Other requests get 403.
-func Handler(s Sources, hosts []string, log *slog.Logger) http.Handler {
+// Access says which requests Handler accepts.
+type Access struct {
+	// Hosts are the names that a request may have in its Host header, besides IP addresses and localhost.
+	Hosts []string
+	// Token returns the token that a request for /metrics must have in its header Authorization. If Token is nil,
+	// requests need no token.
+	Token func() (string, error)
+}
+
+// Handler serves /metrics and /health to requests that have an accepted Host header; other requests get 403. Requests
+// for /metrics without the required token get 401.
+func Handler(s Sources, access Access, log *slog.Logger) http.Handler {
 	registry := newRegistry(s)
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+	mux.Handle("GET /metrics", withToken(access.Token, log, promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
-	}))
+	})))
 	mux.HandleFunc("GET /health", health)
-	return onlyFor(hosts, mux)
+	return onlyFor(access.Hosts, mux)
+}
+
+// withToken returns a handler that passes requests to next if their header Authorization has the token. It responds to
+// others with 401, and with 500 if the token cannot be read. If token is nil, it returns next.
+func withToken(token func() (string, error), log *slog.Logger, next http.Handler) http.Handler {
+	if token == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		want, err := token()
+		if err != nil {
+			log.Error("cannot check a request for metrics", "err", err)
+			http.Error(w, "the token for metrics cannot be read: see the log of the agent", http.StatusInternalServerError)
+			return
+		}
+		// Comparing hashes takes the same time for each length of the sent token.
+		sent, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		a, b := sha256.Sum256([]byte(sent)), sha256.Sum256([]byte(want))
+		if !bearer || subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "metrics need the token of the agent's setting metrics_token", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // onlyFor returns a handler that passes requests to next if their Host header is an IP address, localhost or one of

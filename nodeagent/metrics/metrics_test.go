@@ -2,11 +2,13 @@ package metrics
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,7 +54,7 @@ func sources() Sources {
 }
 
 func serve(t *testing.T) *httptest.Server {
-	s := httptest.NewServer(Handler(sources(), []string{"Rack-1", "rack-1.example"}, slog.New(slog.DiscardHandler)))
+	s := httptest.NewServer(Handler(sources(), Access{Hosts: []string{"Rack-1", "rack-1.example"}}, slog.New(slog.DiscardHandler)))
 	t.Cleanup(s.Close)
 	return s
 }
@@ -155,4 +157,38 @@ func TestForeignNamesAreRefused(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestToken checks that requests for metrics need the token, and that health checks do not.
+func TestToken(t *testing.T) {
+	token, failure := "0123456789abcdef", error(nil)
+	access := Access{Token: func() (string, error) { return token, failure }}
+	s := httptest.NewServer(Handler(sources(), access, slog.New(slog.DiscardHandler)))
+	t.Cleanup(s.Close)
+	status := func(path, authorization string) int {
+		r, err := http.NewRequest(http.MethodGet, s.URL+path, nil)
+		require.NoError(t, err)
+		if authorization != "" {
+			r.Header.Set("Authorization", authorization)
+		}
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		body, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		answer.Body.Close()
+		require.Equal(t, path == "/metrics" && answer.StatusCode == 200, strings.Contains(string(body), "trivet_agent_vms"))
+		return answer.StatusCode
+	}
+	for authorization, want := range map[string]int{
+		"": 401, "Bearer": 401, "Bearer ": 401, "Bearer 0123456789abcde": 401, "Bearer 0123456789abcdefg": 401, "Basic 0123456789abcdef": 401,
+		"0123456789abcdef": 401, "Bearer 0123456789abcdef": 200,
+	} {
+		require.Equal(t, want, status("/metrics", authorization), authorization)
+		require.Equal(t, 200, status("/health", authorization), authorization)
+	}
+	token = "another token of 16 bytes"
+	require.Equal(t, 401, status("/metrics", "Bearer 0123456789abcdef"))
+	require.Equal(t, 200, status("/metrics", "Bearer "+token))
+	failure = errors.New("no file")
+	require.Equal(t, 500, status("/metrics", "Bearer "+token))
 }
