@@ -96,8 +96,8 @@ type machine struct {
 func (p *Process) Machine() ([]byte, error) {
 	r := p.Record()
 	s := r.Spec
-	if s.TPM && p.TPMLost() {
-		return nil, errors.New("the process of the VM's TPM has ended: stop and start the VM")
+	if err := p.checkTPM(); err != nil {
+		return nil, err
 	}
 	if s.UEFI && s.CodeBytes == 0 {
 		return nil, errors.New("an agent of an earlier version has started the VM with UEFI: stop and start the VM")

@@ -88,14 +88,18 @@ func (p *Process) StopGuest(ctx context.Context) error {
 // state. If only the confirmation was lost, the guest would run on both hosts.
 //
 // A guest that is suspended (ACPI S3) cannot be stopped: QEMU ignores the command, and wakes the guest before it
-// completes. stopForMigration returns errSuspended for it before it changes anything.
+// completes. stopForMigration returns errSuspended for it before it changes anything. It does the same, with another
+// error, if the TPM's process has ended: QEMU could not send the TPM's state after the guest was handed over.
 func (p *Process) stopForMigration(ctx context.Context) error {
 	s, err := p.Status(ctx)
 	if err != nil {
 		return err
 	}
-	if s.State == stateSuspended {
+	if s.State == stateSuspended && !mutant.On(mutant.MigrateSuspended) {
 		return errSuspended
+	}
+	if err := p.checkTPM(); err != nil {
+		return err
 	}
 	if err := p.home.setMigrating(""); err != nil {
 		return err
@@ -106,7 +110,8 @@ func (p *Process) stopForMigration(ctx context.Context) error {
 	if s, err = p.Status(ctx); err != nil {
 		return err
 	}
-	if s.Running || s.State == stateSuspended || s.State == "finish-migrate" || s.State == "postmigrate" {
+	suspended := s.State == stateSuspended && !mutant.On(mutant.MigrateSuspended)
+	if s.Running || suspended || s.State == "finish-migrate" || s.State == "postmigrate" {
 		return ErrGuestRan
 	}
 	return p.home.setMigrating(stoppedMark)

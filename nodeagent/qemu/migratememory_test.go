@@ -116,6 +116,29 @@ func TestHoldThatStays(t *testing.T) {
 	}
 }
 
+// TestMigrationOfSuspendedGuest suspends a guest to RAM when its disks are copied. QEMU would wake it by itself before the
+// migration completes. Such a guest is therefore not stopped for the migration, and stays suspended.
+func TestMigrationOfSuspendedGuest(t *testing.T) {
+	m := newMigration(t)
+	m.mirrored()
+	conn := m.source.types("z")
+	defer conn.Close()
+	suspended := func() bool {
+		s, err := m.from.Status(m.source.ctx)
+		require.NoError(t, err)
+		return s.State == stateSuspended
+	}
+	m.source.eventually(suspended, "the guest is suspended")
+	require.ErrorIs(t, m.from.SendState(m.source.ctx, 0, m.memory), errSuspended, "a suspended guest is handed over")
+	require.False(t, m.from.Migrating())
+	s, err := m.from.Migration(m.source.ctx)
+	require.NoError(t, err)
+	require.False(t, s.Active())
+	require.ErrorIs(t, m.from.StopGuest(m.source.ctx), errSuspended)
+	require.NoError(t, m.from.CancelMigration(m.source.ctx))
+	require.True(t, suspended())
+}
+
 // TestHolds checks with which versions of QEMU memory is sent while the guest runs.
 func TestHolds(t *testing.T) {
 	for version, want := range map[[2]int]bool{{7, 1}: false, {7, 2}: true, {8, 0}: true, {8, 2}: true, {9, 0}: false, {10, 1}: false} {

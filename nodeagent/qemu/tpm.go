@@ -186,3 +186,13 @@ func (p *Process) watchTPM() {
 // TPMLost reports whether the process of the VM's TPM has ended while QEMU runs. The guest then has no usable TPM until
 // the VM is stopped and started. The state of the TPM is kept.
 func (p *Process) TPMLost() bool { return p.tpmLost.Load() && !p.gone.Load() }
+
+// checkTPM returns an error if TPMLost returns true for a VM with a TPM. The state of its TPM cannot be migrated.
+func (p *Process) checkTPM() error {
+	if p.Record().Spec.TPM && p.TPMLost() && !mutant.On(mutant.MigrateLostTPM) {
+		return errTPMEnded
+	}
+	return nil
+}
+
+var errTPMEnded = errors.New("the process of the VM's TPM has ended: stop and start the VM")

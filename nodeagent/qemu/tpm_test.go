@@ -92,7 +92,7 @@ func TestTPMConfinement(t *testing.T) {
 }
 
 // TestTPMEnds kills swtpm while QEMU runs. TPMLost must return true, also for a Process that adopts QEMU afterwards.
-// The next start of the VM must have a TPM with the same state.
+// The VM cannot be migrated then, and its guest goes on. The next start of the VM must have a TPM with the same state.
 func TestTPMEnds(t *testing.T) {
 	l, s := tpmLab(t)
 	p := l.launch(s, Files{})
@@ -103,6 +103,10 @@ func TestTPMEnds(t *testing.T) {
 	pid := p.record.TPM.PID
 	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	l.eventually(p.TPMLost, "the end of swtpm is reported")
+	_, err = p.Machine()
+	require.ErrorIs(t, err, errTPMEnded, "the VM can be migrated without its TPM")
+	require.ErrorIs(t, p.StopGuest(l.ctx), errTPMEnded)
+	require.False(t, p.Migrating(), "the guest goes on")
 	require.NoFileExists(t, fmt.Sprintf("/proc/%d/status", pid), "the agent collects the exit status of swtpm")
 	p.Close()
 

@@ -28,6 +28,8 @@ const (
 	BootWithoutKeys    = "boot-without-keys"    // a VM with secure boot gets an NVRAM without keys: nodeagent/qemu
 	ShareTPMUser       = "share-tpm-user"       // a VM's TPM has the uid of its QEMU: nodeagent/qemu
 	SkipNVRAMCopy      = "skip-nvram-copy"      // a migration does not copy the NVRAM before the switchover: nodeagent/qemu
+	MigrateLostTPM     = "migrate-lost-tpm"     // a VM whose TPM has ended is migrated: nodeagent/qemu
+	MigrateSuspended   = "migrate-suspended"    // a guest in the ACPI state S3 is handed over to the target of a migration: nodeagent/qemu
 	ReuseLiveUID       = "reuse-live-uid"       // a VM gets a uid under which a process runs: nodeagent/qemu
 	AcceptTruncated    = "accept-truncated"     // the end of a truncated backup counts as its regular end: controlplane/engine/backup
 	KeepInvalidStreams = "keep-invalid-streams" // open streams go on after their token became invalid: controlplane/edge/rpc

@@ -1,6 +1,6 @@
 # Test guest: a BIOS boot sector. It reads these commands from COM1 and writes its output there:
 #  p = trigger pvpanic; o = ACPI power off; s = print without end; w = write sector 1 of disk 0x80 and print W or E;
-#  r = reset
+#  r = reset; z = suspend to RAM (ACPI S3)
 # It powers off when the power button is pressed.
 	.code16
 	.globl _start
@@ -38,6 +38,8 @@ loop:
 	je spew
 	cmp $'w',%al
 	je write
+	cmp $'z',%al
+	je sleep
 	call putc
 	jmp loop
 button:
@@ -47,6 +49,10 @@ off:	mov $0x604,%dx
 	mov $0x2000,%ax
 	out %ax,%dx
 	jmp off
+sleep:	mov $0x604,%dx
+	mov $0x2400,%ax
+	out %ax,%dx
+	jmp loop
 panic:	mov $0x505,%dx
 	mov $1,%al
 	out %al,%dx
