@@ -10,7 +10,37 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
+
+// incompleteName is the name of a file in the VM's home. The file exists while the NVRAM and the state of the TPM in the
+// home are those of a migration's target that has not received the whole state.
+const incompleteName = "firmware-incomplete"
+
+// errIncomplete means that the VM must not be started from its home, because the file incompleteName exists. A start
+// would make a new TPM, and UEFI would start with an NVRAM that is empty or has only a part of the variables: with secure boot,
+// possibly without the keys.
+var errIncomplete = invalid("this host has not received the whole state of the VM's UEFI firmware and TPM, because a migration to it has failed")
+
+// beginFirmware prepares the home for a start with the firmware or the TPM of r.Spec. For the target of a migration, it
+// creates the file incompleteName. For any other start, it returns errIncomplete if this file exists. The caller must
+// call it before the NVRAM or the state of the TPM is changed.
+func (h *Home) beginFirmware(r Record) error {
+	if !r.Spec.UEFI && !r.Spec.TPM {
+		return nil
+	}
+	if r.Incoming {
+		return atomicfile.WriteFile(h.path(incompleteName), nil, 0o600)
+	}
+	_, err := os.Stat(h.path(incompleteName))
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || mutant.On(mutant.StartIncomplete):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errIncomplete
+}
 
 // clearTPM deletes the state of the VM's TPM. The target of a migration calls it before it starts swtpm, which gets the
 // state from the source.
@@ -53,6 +83,7 @@ func (h *Home) checkIdleState(s Spec) error {
 
 // SyncFirmware writes the NVRAM and the state of the TPM of a migration's target to stable storage. QEMU must have the
 // complete state of the guest, and the guest must not run yet. SyncFirmware returns an error if the TPM has no state.
+// Until SyncFirmware succeeds, Launch refuses to start the VM from this home.
 // The source's copy may be deleted only after SyncFirmware has succeeded.
 func (p *Process) SyncFirmware() error {
 	h, s := p.home, p.Record().Spec
@@ -68,8 +99,18 @@ func (p *Process) SyncFirmware() error {
 	}
 	for _, path := range paths {
 		if err := syncFile(path); err != nil {
+			if mutant.On(mutant.AcceptUnsynced) {
+				continue
+			}
 			return fmt.Errorf("sync the state of the firmware: %w", err)
 		}
+	}
+	err := os.Remove(h.path(incompleteName))
+	if err == nil {
+		err = atomicfile.SyncDir(h.dir)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("record that the state of the firmware is complete: %w", err)
 	}
 	return nil
 }

@@ -124,7 +124,7 @@ func (l *lab) nvram() []byte {
 // TestMigrateFirmware moves a guest with secure boot and a TPM to another host. The variables and the TPM are
 // the same afterwards. The NVRAM is complete at the target before the switchover. Before the
 // move, a migration fails after the target has received the state: the guest continues at the source with its
-// TPM.
+// TPM. After the move, the guest is moved back.
 func TestMigrateFirmware(t *testing.T) {
 	source := firmwareLab(t)
 	s, files := source.efiDisk(signed(t))
@@ -155,7 +155,52 @@ func TestMigrateFirmware(t *testing.T) {
 	target.readsTPM(1)
 	target.command("b", "EFI UP boots=3 secure=1\n", 1)
 	require.False(t, bytes.Equal(source.nvram(), target.nvram()), "the NVRAM at the target has the new value")
+
+	// The way back, to a home that still has the files of the guest that has left it.
+	require.NoError(t, m.from.PowerOff(source.ctx))
+	back := migrationTo(target, source, m.to, m.files)
+	back.move()
+	source.readsTPM(3)
+	source.command("b", "EFI UP boots=4 secure=1\n", 1)
 	require.NoError(t, m.to.PowerOff(target.ctx))
+	require.NoError(t, back.to.PowerOff(source.ctx))
+}
+
+// TestIncompleteFirmware ends the target of a migration before and after it has the state of the TPM. Before, the target
+// must not start the VM, which would get a new TPM. After SyncFirmware it may, and then has the TPM of the source.
+func TestIncompleteFirmware(t *testing.T) {
+	source, s := tpmLab(t)
+	target, _ := tpmLab(t)
+	p := source.launch(s, Files{})
+	require.NoError(t, p.Resume(source.ctx))
+	m := migrationTo(source, target, p, Files{})
+	m.paused()
+	require.Error(t, m.to.SyncFirmware(), "a target without the state of the TPM was accepted")
+	require.NoError(t, m.to.Kill(target.ctx))
+	start := func() error {
+		started, err := target.launcher.Launch(target.ctx, target.home, s, Files{}, 8, "test")
+		if err == nil {
+			t.Cleanup(started.Close)
+			err = started.PowerOff(target.ctx)
+		}
+		return err
+	}
+	err := start()
+	require.ErrorIs(t, err, errIncomplete, "the VM was started with a new TPM")
+	require.ErrorIs(t, err, ErrInvalid)
+	require.NoFileExists(t, target.home.tpmDir("state", tpmStateFile))
+	require.NoError(t, m.from.CancelMigration(source.ctx))
+	require.NoError(t, m.from.ResumeMigrated(source.ctx, nil))
+
+	m = migrationTo(source, target, p, Files{})
+	m.paused()
+	require.NoError(t, m.from.HandOver(source.ctx))
+	m.status(m.to, "completed")
+	require.ErrorIs(t, start(), ErrRunning)
+	require.NoError(t, m.to.SyncFirmware())
+	require.NoError(t, m.to.SyncFirmware(), "it can be repeated")
+	require.NoError(t, m.to.Kill(target.ctx))
+	require.NoError(t, start())
 }
 
 // TestNVRAMIsCopied checks that the target has the whole NVRAM before the switchover. The guest has not run yet.

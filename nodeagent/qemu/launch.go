@@ -137,6 +137,9 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	if r.BootID, err = bootID(); err != nil {
 		return nil, err
 	}
+	if err := home.beginFirmware(r); err != nil {
+		return nil, err
+	}
 	firmware, err := l.openFirmware(home, &r)
 	if err != nil {
 		return nil, err

@@ -30,6 +30,8 @@ const (
 	SkipNVRAMCopy      = "skip-nvram-copy"      // a migration does not copy the NVRAM before the switchover: nodeagent/qemu
 	MigrateLostTPM     = "migrate-lost-tpm"     // a VM whose TPM has ended is migrated: nodeagent/qemu
 	MigrateSuspended   = "migrate-suspended"    // a guest in the ACPI state S3 is handed over to the target of a migration: nodeagent/qemu
+	StartIncomplete    = "start-incomplete"     // a VM starts from the incomplete state of the firmware of a failed migration: nodeagent/qemu
+	AcceptUnsynced     = "accept-unsynced"      // the target of a migration runs a guest without the state of its firmware: nodeagent/qemu
 	ReuseLiveUID       = "reuse-live-uid"       // a VM gets a uid under which a process runs: nodeagent/qemu
 	AcceptTruncated    = "accept-truncated"     // the end of a truncated backup counts as its regular end: controlplane/engine/backup
 	KeepInvalidStreams = "keep-invalid-streams" // open streams go on after their token became invalid: controlplane/edge/rpc
