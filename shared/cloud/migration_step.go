@@ -48,7 +48,7 @@ func (a MigrationAction) String() string {
 
 // MigrationFacts is a set of facts about the hosts of a migration. The exported facts do not come from the reports of
 // the hosts: the caller of Step determines them. Step adds the others from the fields of the Migration.
-type MigrationFacts uint8
+type MigrationFacts uint16
 
 const (
 	// TargetFenced: the lease of the target has ended, and the target has powered off every QEMU that received a guest; or
@@ -62,6 +62,9 @@ const (
 	// OldPoolAgent: the agent of a host that shares a storage pool of the VM's volumes is so old that it could open a volume
 	// that the target has open. The caller needs to determine it only before MigrationCommit.
 	OldPoolAgent
+	// HostState: the VM has state, other than its disks, that is stored only on its host (see VM.StateOnHost).
+	// AdvanceMigration adds this fact.
+	HostState
 
 	sourceEnded
 	canceled
@@ -95,6 +98,10 @@ type migrationRule struct {
 // every failure ends the migration, and the guest continues on the source. After the switchover, the source runs the
 // guest again only if the source has cancelled the attempt, or if the target has reported that it never runs the guest,
 // or if the target is fenced.
+//
+// A target that has failed never ran the guest. The disks are complete on both hosts then, so that the VM can stay with
+// the target if the source is lost. The state of a VM's firmware and TPM is complete only at the source. Such a VM
+// returns to the source, and waits for that host if it is lost.
 var migrationRules = []migrationRule{
 	{phase: MigrationPrepare, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
 	{phase: MigrationPrepare, facts: canceled, do: MigrationAbort, why: "a call cancelled the migration"},
@@ -121,13 +128,13 @@ var migrationRules = []migrationRule{
 		why: "the source cancelled the migration before it received the switchover"},
 	{phase: MigrationSwitchover, target: states(MigrationRunning), do: MigrationComplete},
 	{phase: MigrationSwitchover, source: states(MigrationHandedOver), target: states(MigrationFailed), facts: sourceEnded,
-		do:  MigrationLose,
+		not: HostState, do: MigrationLose,
 		why: "both hosts have lost the state of the guest"},
 	{phase: MigrationSwitchover, source: states(MigrationHandedOver), target: states(MigrationFailed), facts: SourceOff,
-		do:  MigrationLose,
+		not: HostState, do: MigrationLose,
 		why: "the target has failed and the source is off"},
 	{phase: MigrationSwitchover, source: states(MigrationHandedOver), target: states(MigrationFailed), facts: SourceSilent,
-		do: MigrationLose, why: "the target has failed and the source is lost"},
+		not: HostState, do: MigrationLose, why: "the target has failed and the source is lost"},
 	{phase: MigrationSwitchover, target: states(MigrationFailed), do: MigrationRollBack, why: "the target has failed"},
 	{phase: MigrationSwitchover, source: states(MigrationHandedOver), facts: TargetFenced | sourceEnded, do: MigrationLose,
 		why: "the target is lost, and the source has ended the guest"},
@@ -178,6 +185,9 @@ func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 	m := vm.Migration
 	if m == nil {
 		return MigrationWait
+	}
+	if vm.StateOnHost() != "" && !mutant.On(mutant.LeaveHostState) {
+		facts |= HostState
 	}
 	do, why := m.Step(facts, now)
 	switch do {

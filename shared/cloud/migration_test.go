@@ -15,7 +15,8 @@ var migrationStates = map[string]MigrationState{
 	"cancelled": MigrationCancelled, "failed": MigrationFailed, "unknown": MigrationUnknown,
 }
 
-// TestMigration runs the scripts in testdata/migration. `begin` begins a migration of a running VM from host n1 to n2.
+// TestMigration runs the scripts in testdata/migration. `begin` begins a migration of a running VM from host n1 to n2. With
+// `tpm` the VM has a TPM.
 // `source` and `target` are reports of the hosts, after the given number of seconds. `cancel` is the call, `wait` lets
 // time pass, and `facts` changes the facts that the control plane knows about the hosts. Each command prints the steps
 // that follow, and the changed fields.
@@ -31,6 +32,7 @@ func TestMigration(t *testing.T) {
 				if vm.Generation == 0 || d.HasArg("new") {
 					now, facts = 0, 0
 					vm = VM{Name: "a", Node: "n1", State: Running, Generation: 4, Desired: Desired{On: true, Starts: 1}}
+					vm.Spec.Security.TPM = d.HasArg("tpm")
 					if d.HasArg("restart") {
 						vm.Metadata = map[string]string{RestartPolicy: "on-failure"}
 					}
@@ -126,8 +128,7 @@ func migrationChange(steps string, a, b VM) string {
 func TestMigrationRulesNeverRunTwoGuests(t *testing.T) {
 	for source := MigrationUnknown; source <= MigrationFailed; source++ {
 		for target := MigrationUnknown; target <= MigrationFailed; target++ {
-			for bits := range 1 << 8 {
-				facts := MigrationFacts(bits)
+			for facts := range MigrationFacts(1 << 9) {
 				m := Migration{Attempt: 5, Source: "n1", Target: "n2", Phase: MigrationSwitchover, Deadline: 10,
 					SourceState: source, TargetState: target}
 				switch do, _ := m.Step(facts, 20); do {
@@ -139,6 +140,7 @@ func TestMigrationRulesNeverRunTwoGuests(t *testing.T) {
 					require.Equal(t, MigrationRunning, target)
 				case MigrationLose:
 					require.NotEqual(t, MigrationRunning, target)
+					require.False(t, target == MigrationFailed && facts&HostState != 0, "the VM is left without the state of its TPM")
 					require.True(t, target == MigrationFailed || facts&TargetFenced != 0, "%s %s %b", source, target, facts)
 				case MigrationWait, MigrationAskToGiveUp, MigrationExplain:
 				default:
@@ -157,7 +159,7 @@ func TestMigrationsEnd(t *testing.T) {
 	for phase := MigrationPrepare; phase <= MigrationRollback; phase++ {
 		for source := MigrationUnknown; source <= MigrationFailed; source++ {
 			for target := MigrationUnknown; target <= MigrationFailed; target++ {
-				for facts := range MigrationFacts(1 << 4) {
+				for facts := range MigrationFacts(1 << 5) {
 					m := Migration{Attempt: 5, Source: "n1", Target: "n2", Phase: phase, Deadline: 10, SourceState: source, TargetState: target}
 					do, _ := m.Step(facts, 20)
 					require.NotEqual(t, MigrationWait, do, "%s %s %s %b", phase, source, target, facts)

@@ -32,6 +32,7 @@ const (
 	MigrateSuspended   = "migrate-suspended"    // a guest in the ACPI state S3 is handed over to the target of a migration: nodeagent/qemu
 	StartIncomplete    = "start-incomplete"     // a VM starts from the incomplete state of the firmware of a failed migration: nodeagent/qemu
 	AcceptUnsynced     = "accept-unsynced"      // the target of a migration runs a guest without the state of its firmware: nodeagent/qemu
+	LeaveHostState     = "leave-host-state"     // after a failed migration, a VM stays with the target without the state of its TPM: shared/cloud
 	ReuseLiveUID       = "reuse-live-uid"       // a VM gets a uid under which a process runs: nodeagent/qemu
 	AcceptTruncated    = "accept-truncated"     // the end of a truncated backup counts as its regular end: controlplane/engine/backup
 	KeepInvalidStreams = "keep-invalid-streams" // open streams go on after their token became invalid: controlplane/edge/rpc
