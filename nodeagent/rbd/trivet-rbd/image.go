@@ -65,12 +65,16 @@ func create(io *rados.IOContext, name string, size uint64) error {
 // on after its caller has given up. librbd first creates the image and then sets its parent, so that the image is no clone
 // of the snapshot meanwhile.
 func (s *server) CloneImage(_ context.Context, in *rbdv1.CloneImageRequest) (*emptypb.Empty, error) {
+	_, err, _ := s.clones.Do(cloneKey(in), func() (any, error) { return nil, s.cloneImage(in) })
+	return &emptypb.Empty{}, err
+}
+
+// cloneKey returns a text that is equal for requests to make the same image of the same snapshot.
+func cloneKey(in *rbdv1.CloneImageRequest) string {
 	of := in.GetParent()
-	key := strings.Join([]string{
+	return strings.Join([]string{
 		in.GetName().GetPool(), in.GetName().GetImage(), of.GetImage().GetPool(), of.GetImage().GetImage(), of.GetSnapshot(),
 	}, "/")
-	_, err, _ := s.clones.Do(key, func() (any, error) { return nil, s.cloneImage(in) })
-	return &emptypb.Empty{}, err
 }
 
 func (s *server) cloneImage(in *rbdv1.CloneImageRequest) error {

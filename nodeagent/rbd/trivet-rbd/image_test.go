@@ -3,13 +3,17 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	rbdv1 "github.com/trivet-cloud/trivet/protos/rbd/v1"
 )
 
 // librbdError is an error as go-ceph returns it.
@@ -44,4 +48,37 @@ func TestRemoveAll(t *testing.T) {
 		require.Equal(t, c.want, status.Code(err), "%s: %v", name, err)
 		require.Equal(t, c.calls, calls, name)
 	}
+}
+
+// TestRepeatedCloneWaits calls CloneImage while an earlier call with the same image and snapshot runs. It must wait for
+// that call and return its result. A call with another image does not wait.
+func TestRepeatedCloneWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clone := func(image string) *rbdv1.CloneImageRequest {
+			return &rbdv1.CloneImageRequest{
+				Name:   &rbdv1.ImageName{Pool: "rbd", Image: image},
+				Parent: &rbdv1.SnapshotName{Image: &rbdv1.ImageName{Pool: "rbd", Image: "base"}, Snapshot: "s"},
+			}
+		}
+		s, first := &server{}, errors.New("the result of the first call")
+		begun, release := make(chan struct{}), make(chan struct{})
+		go s.clones.Do(cloneKey(clone("a")), func() (any, error) {
+			close(begun)
+			<-release
+			return nil, first
+		})
+		<-begun
+		repeated := make(chan error, 1)
+		go func() {
+			_, err := s.CloneImage(t.Context(), clone("a"))
+			repeated <- err
+		}()
+		synctest.Wait()
+		require.Empty(t, repeated, "the repeated call did not wait")
+		_, err := s.CloneImage(t.Context(), clone("b"))
+		require.Error(t, err, "the server is not connected to a cluster")
+		require.NotErrorIs(t, err, first)
+		close(release)
+		require.ErrorIs(t, <-repeated, first)
+	})
 }
