@@ -115,7 +115,16 @@ func (s *Service) describeDrained(v *store.View, d *drained) (out []DrainedVM, e
 	}
 	left := len(out)
 	for id, e := range d.entries {
-		if !e.Moved || here[id] {
+		if here[id] {
+			continue
+		}
+		moved := e.Moved
+		if !moved && e.Attempt != 0 {
+			vm, failed := VMs.Get(v, string(e.Project), string(id))
+			err = cmp.Or(err, failed)
+			moved = hasLeft(vm, e, d.host.ID)
+		}
+		if !moved {
 			continue
 		}
 		say := DrainedVM{ID: id, Name: e.Name, Org: e.Org, Project: e.Project, Status: drain.Moved, Tries: e.Tries, To: e.To}
@@ -133,4 +142,13 @@ func (s *Service) describeDrained(v *store.View, d *drained) (out []DrainedVM, e
 	}
 	slices.SortFunc(out[left:], func(a, b DrainedVM) int { return cmp.Compare(a.ID, b.ID) })
 	return out, err
+}
+
+// hasLeft reports whether a VM has left the host by the migration of e, although settleDrained has not recorded it yet.
+func hasLeft(vm *cloud.VM, e *node.DrainedVM, host cloud.NodeID) bool {
+	if vm == nil || vm.Node == host || vm.Migration != nil && vm.Migration.Attempt == e.Attempt {
+		return false
+	}
+	last := vm.LastMigration
+	return last == nil || last.Attempt != e.Attempt || last.Moved
 }
