@@ -240,7 +240,7 @@ func (m *member) newCompute(context.Context) error {
 	})
 	m.bills.Attach(m.vms)
 	m.metrics.registry.MustRegister(volume.NewCollector(m.records), vm.NewCapacityCollector(m.vms))
-	m.metrics.names.MustRegister(vm.NewInventoryCollector(m.vms))
+	m.metrics.names.MustRegister(vm.NewInventoryCollector(m.vms), vm.NewDrainCollector(m.vms))
 	m.snapshots = snapshot.New(m.records, m.commands, m.volumes, m.readSnapshot)
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)

@@ -1,0 +1,63 @@
+package vm
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// TestDrainMetrics compares the exported values with the progress of a drain: while VMs move, after a move has failed,
+// for a VM that cannot be moved, and after the drain has ended.
+func TestDrainMetrics(t *testing.T) {
+	w := newWorld(t)
+	h1 := w.migrationHost("h1", withFeatures)
+	middle, high, fixed := w.runs("middle"), w.runs("high", priority("99")), w.runs("fixed", withTPM)
+	w.createInState(cloud.Stopped, "off")
+	h2 := w.migrationHost("h2")
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(NewDrainCollector(w.vms))
+	// exported returns the values that are not 0.
+	exported := func() map[string]float64 {
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		out := map[string]float64{}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				name := strings.TrimPrefix(f.GetName(), "trivet_drain_")
+				for _, l := range m.GetLabel() {
+					name += " " + strings.ReplaceAll(l.GetValue(), string(h1), "h1")
+				}
+				if value := m.GetGauge().GetValue(); value != 0 {
+					out[name] = value
+				}
+			}
+		}
+		return out
+	}
+	require.Empty(t, exported())
+
+	w.drain(h1, false, 600)
+	w.stepDrains()
+	deadline := float64(w.Node(h1).Drain.Deadline) / 1000
+	require.InDelta(t, float64(w.Node(h1).Drain.Began)/1000+600, deadline, 0.001)
+	require.Equal(t, map[string]float64{
+		"vms h1 MOVING": 2, "vms h1 CANNOT_MOVE": 1, "vms h1 STAYS": 1, "deadline_timestamp_seconds h1": deadline,
+	}, exported(), w.progress(h1))
+	w.awaitMigrations(2)
+	w.tell(w.get(middle), h2, cloud.MigrationFailed)
+	w.reportAbsent(h2, middle, w.get(middle).Generation)
+	w.arrive(high)
+	w.awaitMigrations(0)
+	w.stepDrains()
+	require.Equal(t, map[string]float64{
+		"vms h1 WAITING": 1, "vms h1 MOVED": 1, "vms h1 CANNOT_MOVE": 1, "vms h1 STAYS": 1, "failed_tries h1": 1, "deadline_timestamp_seconds h1": deadline,
+	}, exported(), w.progress(h1))
+	require.Equal(t, cloud.Running, w.get(fixed).State)
+
+	w.uncordon(h1)
+	require.Empty(t, exported())
+}
