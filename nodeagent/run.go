@@ -378,6 +378,7 @@ func (a *agent) sources() metrics.Sources {
 			if until, ok := link.Lease(); ok {
 				u.Lease = time.Until(until)
 			}
+			u.Certificate = link.CertificateExpiry()
 			return u
 		},
 		VMs: func() []metrics.VM {

@@ -1,5 +1,6 @@
-// Package docstest checks pages of docs/ against the code that they describe. Its only function is Configuration, for
-// docs/configuration.md. Tests of the programs call it, because their Config types are not importable from here.
+// Package docstest checks pages of docs/ against the code that they describe. Its functions are Configuration, for
+// docs/configuration.md, and Metrics, for docs/metrics.md. Tests of the programs call them, because the types of the
+// programs are not importable from here.
 //
 // It does not depend on the programs.
 package docstest

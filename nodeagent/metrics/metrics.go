@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Sources supplies the values of the metrics. All fields are required. The functions must return quickly and be safe
@@ -84,6 +85,8 @@ type Uplink struct {
 	// Lease is the remaining time of the host's lease. It is negative after the lease has ended, and 0 if the host
 	// never had a lease.
 	Lease time.Duration
+	// Certificate is the time at which the host's certificate expires. It is zero if the host has no certificate.
+	Certificate time.Time
 }
 
 // VM is the last report of one VM on this host.
@@ -164,7 +167,7 @@ func withToken(token func() (string, error), log *slog.Logger, next http.Handler
 		// Comparing hashes takes the same time for each length of the sent token.
 		sent, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		a, b := sha256.Sum256([]byte(sent)), sha256.Sum256([]byte(want))
-		if !bearer || subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
+		if (!bearer || subtle.ConstantTimeCompare(a[:], b[:]) != 1) && !mutant.On(mutant.IgnoreScrapeToken) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, "metrics need the token of the agent's setting metrics_token", http.StatusUnauthorized)
 			return
@@ -223,6 +226,7 @@ var (
 	sessions   = desc("uplink_sessions_total", "Sessions with the control plane that a member has accepted.")
 	failures   = desc("uplink_failures_total", "Sessions, and attempts to open one, that ended with an error.")
 	lease      = desc("lease_seconds", "Remaining time of the host's lease; 0 if it has ended or the host has none.")
+	expiry     = desc("certificate_expiry_timestamp_seconds", "Time at which the host's certificate for the control plane expires, in Unix time.")
 	vms        = desc("vms", "VMs on this host, by the state that the agent observes.", "observed")
 	launches   = desc("launches_total", "Starts of QEMU, by result.", "result")
 	builds     = desc("builds_total", "Creations of the disks of a VM, by result.", "result")
@@ -250,7 +254,7 @@ var (
 // Describe sends the descriptions of all metrics, as prometheus.Collector requires.
 func (c collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, guestTotal, guestFree, read, written,
+		build, connected, term, revision, sessions, failures, lease, expiry, vms, launches, builds, deaths, cpu, memory, guestTotal, guestFree, read, written,
 		received, sent, applies, applyTime, repairs, netWrites, vpcPorts, vpcRules, vpcFailed, vpcDrops, vpcConns, vpcLimit,
 	} {
 		to <- d
@@ -278,6 +282,9 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	gauge(term, float64(u.Term))
 	gauge(revision, float64(u.Revision))
 	gauge(lease, max(0, u.Lease.Seconds()))
+	if !u.Certificate.IsZero() {
+		gauge(expiry, float64(u.Certificate.Unix()))
+	}
 	counter(sessions, float64(u.Sessions))
 	counter(failures, float64(u.Failures))
 

@@ -22,7 +22,9 @@ import (
 func sources() Sources {
 	return Sources{
 		Version: "v1",
-		Uplink:  func() Uplink { return Uplink{Connected: true, Term: 3, Lease: 12500 * time.Millisecond} },
+		Uplink: func() Uplink {
+			return Uplink{Connected: true, Term: 3, Lease: 12500 * time.Millisecond, Certificate: time.Unix(1800000000, 0)}
+		},
 		VMs: func() []VM {
 			return []VM{
 				{ID: "a", Observed: cloud.ObservedRunning, CPU: 1500 * time.Millisecond, Usage: &cloud.Usage{
@@ -73,7 +75,7 @@ func TestMetrics(t *testing.T) {
 	status, body := get(t, s.URL+"/metrics")
 	require.Equal(t, 200, status)
 	for _, line := range []string{
-		`trivet_agent_build_info{version="v1"} 1`, `trivet_agent_uplink_connected 1`, `trivet_agent_lease_seconds 12.5`,
+		`trivet_agent_build_info{version="v1"} 1`, `trivet_agent_uplink_connected 1`, `trivet_agent_lease_seconds 12.5`, `trivet_agent_certificate_expiry_timestamp_seconds 1.8e+09`,
 		`trivet_agent_vms{observed="running"} 1`, `trivet_agent_vms{observed="ended"} 0`,
 		`trivet_agent_launches_total{result="ok"} 4`, `trivet_agent_guest_deaths_total 1`,
 		`trivet_agent_vm_cpu_seconds_total{vm="a"} 1.5`, `trivet_agent_vm_memory_bytes{vm="a"} 2.097152e+06`,
@@ -183,7 +185,7 @@ func TestToken(t *testing.T) {
 		"": 401, "Bearer": 401, "Bearer ": 401, "Bearer 0123456789abcde": 401, "Bearer 0123456789abcdefg": 401, "Basic 0123456789abcdef": 401,
 		"0123456789abcdef": 401, "Bearer 0123456789abcdef": 200,
 	} {
-		require.Equal(t, want, status("/metrics", authorization), authorization)
+		require.Equal(t, want, status("/metrics", authorization), "request for metrics with the header %q", authorization)
 		require.Equal(t, 200, status("/health", authorization), authorization)
 	}
 	token = "another token of 16 bytes"

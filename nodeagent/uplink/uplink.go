@@ -244,6 +244,16 @@ func (l *Link) Certificate() (certificate, key, authority []byte, err error) {
 	return c.cert.Certificate[0], key, c.authority.Raw, nil
 }
 
+// CertificateExpiry returns the time at which the host's certificate expires. It returns the zero time if the host has
+// not joined a cluster.
+func (l *Link) CertificateExpiry() time.Time {
+	c := l.identity.credential()
+	if c == nil {
+		return time.Time{}
+	}
+	return c.cert.Leaf.NotAfter
+}
+
 // Run joins the cluster if necessary, and maintains a session with the leader until ctx ends. It then returns nil. It
 // returns an error only if the host cannot become a node: no token, a token that was refused for good, or a certificate
 // that cannot be stored.
