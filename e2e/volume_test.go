@@ -36,9 +36,10 @@ func (w *world) command(ctx context.Context, vm, line, answer string) {
 		if _, err := io.WriteString(c, line+"\n"); err != nil {
 			return err
 		}
+		var text []byte
 		for range 20 { // the guest may answer that it does not have the disk yet
-			text, err := os.ReadFile(filepath.Join(dir.Name(), "console.log")) // works without an agent
-			if err != nil {
+			var err error
+			if text, err = os.ReadFile(filepath.Join(dir.Name(), "console.log")); err != nil { // works without an agent
 				return err
 			}
 			if strings.Contains(string(text), answer) {
@@ -46,7 +47,7 @@ func (w *world) command(ctx context.Context, vm, line, answer string) {
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		return fmt.Errorf("no answer to %s", line)
+		return fmt.Errorf("no answer to %s; the end of the console log: %q", line, text[max(0, len(text)-1000):])
 	}))
 }
 

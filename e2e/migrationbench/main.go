@@ -79,6 +79,10 @@ func main() {
 	if !lab.Inside() {
 		os.Exit(again())
 	}
+	if lab.IsInit() {
+		// libvirt waits 40 s for each QEMU that it has killed and that nobody reaps.
+		os.Exit(lab.Init())
+	}
 	b.parts = strings.Split(run, ",")
 	if b.Quick {
 		b.rounds, patience = 1, 0
