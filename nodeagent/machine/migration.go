@@ -97,9 +97,11 @@ const (
 	stallTimeout = 30 * time.Second
 	// transferInterval is the time between two observations of a VM during a transfer.
 	transferInterval = 200 * time.Millisecond
-	// memoryInterval is the time between two observations of a VM whose memory is sent while the guest runs, and of a VM
-	// that its target must continue after the switchover.
+	// memoryInterval is the time between two observations of a VM whose memory is sent while the guest runs.
 	memoryInterval = 50 * time.Millisecond
+	// pausedInterval is the time between two observations of a VM whose guest is paused by a migration: at the source,
+	// and after the switchover at the target, which must continue the guest.
+	pausedInterval = 20 * time.Millisecond
 )
 
 // planMigration returns the plan for a VM with a migration, or with parts of an earlier one. If ok is false, the caller
@@ -243,6 +245,8 @@ func planSending(want *agentv1.AssignedVm, o Observation) Plan {
 		p.Action = SendState
 	case t.Running && t.Status == "active" && !t.Ending && (t.Held || t.Memory.mustStop(maxDowntime(m, t))):
 		p.Action = StopGuest
+	case t.Stopped:
+		p.Wait = pausedInterval
 	case t.Running && t.Status == "active":
 		p.Wait = memoryInterval
 	}
@@ -296,7 +300,7 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 	p := Plan{Observed: cloud.ObservedLaunching, Wait: pollInterval}
 	phase := m.GetPhase()
 	if phase == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER {
-		p.Wait = memoryInterval // QEMU sends no event when it has the complete state. The guest is paused until then.
+		p.Wait = pausedInterval // QEMU sends no event when it has the complete state. The guest is paused until then.
 	}
 	switch {
 	case o.Guest == None:

@@ -52,8 +52,8 @@ type transfer struct {
 	address string // address of the tunnel of a target
 	// sent and total are the progress in bytes, and movedAt is when they last changed. shownSent is the value of sent
 	// in the last report, and shownAt is when it was set. readyAt is when the source became ready for the switchover.
-	// stoppedAt is when the source stopped the guest, and downtime is the time from then until the target had the complete
-	// state. moved is the number of bytes of memory that were sent in all passes. ending is Transfer.Ending.
+	// stoppedAt is when the source stopped the guest, and downtime is the time from then until the source was ready for the
+	// switchover. moved is the number of bytes of memory that were sent in all passes. ending is Transfer.Ending.
 	sent, total, moved uint64
 	shownSent          uint64
 	movedAt, shownAt   time.Time
@@ -122,11 +122,11 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 		t.readyAt = time.Time{}
 	case t.readyAt.IsZero():
 		t.readyAt = time.Now()
+		if !t.stoppedAt.IsZero() {
+			t.downtime = t.readyAt.Sub(t.stoppedAt)
+		}
 	}
 	out.StalledFor, out.SwitchoverFor = time.Since(t.movedAt), max(since(t.readyAt), 0)
-	if out.Status == "completed" && t.downtime == 0 && !t.stoppedAt.IsZero() {
-		t.downtime = time.Since(t.stoppedAt)
-	}
 	return out
 }
 

@@ -37,8 +37,12 @@ type Migration struct {
 	GiveUp bool
 	// Reason is the first error that a host has reported, or, in the phase ROLLBACK, the reason for the rollback.
 	Reason string
-	// DowntimeMS is the time for which the guest was paused, in milliseconds: the greatest value that a host has reported.
+	// DowntimeMS is the time for which the guest has been paused, in milliseconds: the greatest value that the source has
+	// reported.
 	DowntimeMS uint32
+	// PausedAt is when the guest was paused for the switchover: the time of the commit, less DowntimeMS at that time. It is
+	// 0 before the switchover.
+	PausedAt Time `cbor:",omitempty"`
 	// Choice says why the target was chosen (see Choice.Reason).
 	Choice string `cbor:",omitempty"`
 	// SendRunning is true if the target supported FeatureRunningMigration when the migration began. Otherwise the source
@@ -58,7 +62,9 @@ type MigrationResult struct {
 	Moved        bool
 	Reason       string
 	Began, Ended Time
-	DowntimeMS   uint32
+	// DowntimeMS is the time for which the guest was paused, in milliseconds. If the target became the VM's host, it is the
+	// time until the control plane received the report that the guest runs there.
+	DowntimeMS uint32
 }
 
 // MigrationPhase is a phase of a migration. It limits what the hosts may do. The numbers are those of
@@ -248,6 +254,5 @@ func (m *Migration) observeTarget(r *MigrationObservation) {
 		m.TargetState = r.State
 	}
 	m.Address = cmp.Or(m.Address, r.Address)
-	m.DowntimeMS = max(m.DowntimeMS, r.DowntimeMS)
 	m.Reason = cmp.Or(m.Reason, r.Error)
 }

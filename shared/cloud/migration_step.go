@@ -197,6 +197,7 @@ func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 		vm.setPhase(MigrationTransfer, m.Source, m.Deadline)
 	case MigrationCommit:
 		vm.setPhase(MigrationSwitchover, m.Target, now+SwitchoverTime)
+		vm.Migration.PausedAt = now - Time(m.DowntimeMS)
 	case MigrationAskToGiveUp:
 		vm.setPhase(MigrationSwitchover, m.Target, now+GiveUpTime)
 		vm.Migration.GiveUp = true
@@ -259,6 +260,9 @@ func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 	result := &MigrationResult{
 		Attempt: m.Attempt, Source: m.Source, Target: m.Target, Moved: do == MigrationComplete, Began: m.Began, Ended: now,
 		DowntimeMS: m.DowntimeMS,
+	}
+	if do == MigrationComplete && m.PausedAt != 0 {
+		result.DowntimeMS = uint32(max(now-m.PausedAt, 0))
 	}
 	switch do {
 	case MigrationAbort, MigrationUndo, MigrationReturn, MigrationLeave:

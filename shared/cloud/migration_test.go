@@ -88,6 +88,7 @@ func migrationReport(t *testing.T, d *datadriven.TestData, vm *VM) Observation {
 	}
 	d.MaybeScanArgs(t, "attempt", &r.Attempt)
 	d.MaybeScanArgs(t, "error", &r.Error)
+	d.MaybeScanArgs(t, "paused", &r.DowntimeMS)
 	var state string
 	if d.MaybeScanArgs(t, "is", &state); state != "" {
 		r.State = migrationStates[state]
@@ -119,6 +120,9 @@ func migrationChange(steps string, a, b VM) string {
 	}
 	if r := b.LastMigration; r != nil && (a.LastMigration == nil || *r != *a.LastMigration) {
 		out = append(out, fmt.Sprintf("moved=%v reason=%q", r.Moved, r.Reason))
+		if r.DowntimeMS > 0 {
+			out = append(out, fmt.Sprintf("paused for %d ms", r.DowntimeMS))
+		}
 	}
 	return strings.Join(out, "\n")
 }

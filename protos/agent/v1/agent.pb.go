@@ -3859,7 +3859,8 @@ type MigrationObservation struct {
 	// Progress of the source, kept in the leader's memory only: bytes of disks and memory.
 	TotalBytes uint64 `protobuf:"varint,6,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	SentBytes  uint64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
-	// How long the guest was paused, in milliseconds, as QEMU reports it. Set from MIGRATION_STATE_HANDED_OVER on.
+	// How long the guest had been paused when the source became ready for the switchover, in milliseconds. Set from
+	// MIGRATION_STATE_AT_SWITCHOVER on.
 	DowntimeMs    uint32 `protobuf:"varint,8,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
