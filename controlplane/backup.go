@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -25,12 +26,13 @@ type backupWriter struct {
 	key     *clusterkey.Key
 	engines map[uint64]*mvcc.Engine
 	runner  *consensus.Runner
+	log     *slog.Logger
 	// running is a semaphore of size 1: only one backup at a time can be written.
 	running chan struct{}
 }
 
-func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, runner *consensus.Runner) *backupWriter {
-	a := &backupWriter{c: c, key: key, engines: engines, runner: runner, running: make(chan struct{}, 1)}
+func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, runner *consensus.Runner, log *slog.Logger) *backupWriter {
+	a := &backupWriter{c: c, key: key, engines: engines, runner: runner, log: log, running: make(chan struct{}, 1)}
 	os.RemoveAll(a.dir()) // remove what a backup left that a crash interrupted
 	return a
 }
@@ -79,7 +81,7 @@ func (a *backupWriter) write(ctx context.Context, write func([]byte) error) erro
 	}
 	text := strconv.FormatInt(m.Made.Unix(), 10) + "\n"
 	if err := atomicfile.WriteFile(filepath.Join(a.c.DataDir, layout.BackupTimeFile), []byte(text), 0o600); err != nil {
-		return fmt.Errorf("record the time of the backup: %w", err)
+		a.log.Error("the backup was sent, but its time cannot be recorded for the metrics", "err", err)
 	}
 	return nil
 }

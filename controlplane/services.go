@@ -318,7 +318,7 @@ func (m *member) newKV(context.Context) error {
 // newCluster creates the services for operators: join tokens for members, and backups.
 func (m *member) newCluster(context.Context) error {
 	m.joinTokens = jointoken.New(jointoken.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log})
-	m.backups = newBackupWriter(m.config, m.key, m.engines, m.runner)
+	m.backups = newBackupWriter(m.config, m.key, m.engines, m.runner, m.log)
 	return nil
 }
 

@@ -89,8 +89,29 @@ func (c *Config) metricsTLS() (*tls.Config, error) {
 	return &tls.Config{GetCertificate: load, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}, nil
 }
 
-// serveMetrics serves /metrics and /health on metrics_listen until ctx ends.
-func (a *agent) serveMetrics(ctx context.Context) error {
+// metricsRetry is the time after which the agent tries again to serve metrics.
+const metricsRetry = 30 * time.Second
+
+// serveMetrics serves /metrics and /health on metrics_listen until ctx ends. An agent that cannot serve them, for example
+// because the certificate cannot be read, logs the reason and tries again: an agent that stops lets the host's lease
+// end, and the VMs with it.
+func (a *agent) serveMetrics(ctx context.Context) {
+	for {
+		err := a.tryMetrics(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		a.log.Error("metrics are not served; the agent tries again", "in", metricsRetry, "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(metricsRetry):
+		}
+	}
+}
+
+// tryMetrics serves metrics until ctx ends. It returns an error if it cannot.
+func (a *agent) tryMetrics(ctx context.Context) error {
 	secure, err := a.config.metricsTLS()
 	if err != nil {
 		return fmt.Errorf("serve metrics: %w", err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/ecdsa"
@@ -12,6 +13,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/big"
 	"net"
@@ -117,6 +119,31 @@ func TestMetricsOverTLS(t *testing.T) {
 	c.MetricsKey = c.MetricsToken
 	_, err = c.metricsTLS()
 	require.ErrorContains(t, err, "read metrics_cert and metrics_key")
+}
+
+// TestAgentGoesOnWithoutMetrics starts to serve metrics without a certificate. The function must not return before its
+// context ends, because the agent stops when it returns.
+func TestAgentGoesOnWithoutMetrics(t *testing.T) {
+	c := metricsConfig(t)
+	c.MetricsListen = "127.0.0.1:0"
+	require.NoError(t, os.Remove(c.MetricsCert))
+	log, text := io.Pipe()
+	a := &agent{config: c, log: slog.New(slog.NewTextHandler(text, nil))}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan struct{})
+	go func() { defer close(ended); a.serveMetrics(ctx) }()
+	line, err := bufio.NewReader(log).ReadString('\n')
+	require.NoError(t, err)
+	require.Contains(t, line, "the agent tries again")
+	require.Contains(t, line, "read metrics_cert and metrics_key")
+	select {
+	case <-ended:
+		t.Fatal("serveMetrics has returned")
+	default:
+	}
+	stop()
+	<-ended
 }
 
 // TestPrometheusScrapesAgents lets Prometheus read the metrics of three agents over TLS with a token. A fourth target,

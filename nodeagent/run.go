@@ -273,7 +273,7 @@ func (a *agent) work(ctx context.Context) error {
 		})
 	})
 	if a.config.MetricsListen != "" {
-		group.Go(func() error { return a.serveMetrics(ctx) })
+		group.Go(func() error { a.serveMetrics(ctx); return nil })
 	}
 	return group.Wait()
 }

@@ -262,7 +262,7 @@ func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 		DowntimeMS: m.DowntimeMS,
 	}
 	if do == MigrationComplete && m.PausedAt != 0 {
-		result.DowntimeMS = uint32(max(now-m.PausedAt, 0))
+		result.DowntimeMS = max(m.DowntimeMS, uint32(max(now-m.PausedAt, 0)))
 	}
 	switch do {
 	case MigrationAbort, MigrationUndo, MigrationReturn, MigrationLeave:

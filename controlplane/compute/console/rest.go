@@ -100,7 +100,8 @@ func (s *Service) serveSocket(ctx context.Context, w http.ResponseWriter, r *htt
 	if _, err := auth.Admit(ctx, service+"AttachConsole", string(used.Tenant.Org), string(used.Tenant.Project)); err != nil {
 		return false, err
 	}
-	if _, _, err := s.redeem(ctx, r.URL.Query().Get("ticket")); err != nil {
+	// This context has no caller: the audit record of AttachConsole is that of the session, not of the ticket's deletion.
+	if _, _, err := s.redeem(r.Context(), r.URL.Query().Get("ticket")); err != nil {
 		return false, err
 	}
 	ctx, stop := context.WithCancelCause(ctx)
