@@ -27,7 +27,7 @@ var groupCosts = []struct {
 	{gauge("raft_proposals_total", "Proposals of this member."), func(w consensus.Work, _ mvcc.Stats) int64 { return w.Proposals }},
 	{gauge("raft_proposed_bytes_total", "Bytes of the proposals of this member."), func(w consensus.Work, _ mvcc.Stats) int64 { return w.ProposedBytes }},
 	{gauge("raft_read_index_total", "ReadIndex calls of this member."), func(w consensus.Work, _ mvcc.Stats) int64 { return w.ReadIndexes }},
-	{gauge("store_gets_total", "Reads of one key from disk or its cache."), func(_ consensus.Work, s mvcc.Stats) int64 { return s.Gets }},
+	{gauge("store_gets_total", "Reads of a single key from the disk or from the store's cache."), func(_ consensus.Work, s mvcc.Stats) int64 { return s.Gets }},
 	{gauge("store_ranges_total", "Reads of a range of keys."), func(_ consensus.Work, s mvcc.Stats) int64 { return s.Ranges }},
 	{gauge("store_keys_read_total", "Keys that reads have returned."), func(_ consensus.Work, s mvcc.Stats) int64 { return s.KeysRead }},
 }

@@ -20,17 +20,17 @@ import (
 // metrics holds the Prometheus registries of a member and the metrics of its servers.
 type metrics struct {
 	registry *prometheus.Registry
-	// names is the registry of metrics whose labels have names of hosts, orgs, projects and VMs. The ports for etcd's
-	// clients, which tenants can reach, do not serve these metrics.
+	// names is the registry of the metrics that have labels with IDs or names of hosts, orgs, projects and VMs. The
+	// ports for etcd's clients, which tenants can reach, do not serve these metrics.
 	names *prometheus.Registry
 	grpc  *grpcprom.ServerMetrics
 	http  *rest.Metrics
 	disk  diskMetrics
-	// handler serves all metrics, etcdHandler those of registry only.
+	// handler serves the metrics of both registries. etcdHandler serves only those of registry.
 	handler, etcdHandler routedHandler
 }
 
-// diskMetrics are histograms under etcd's names and with etcd's buckets, for alert rules and dashboards of etcd.
+// diskMetrics are histograms with etcd's names and buckets, so that etcd's alert rules and dashboards can be used.
 type diskMetrics struct{ logSync, storeCommit prometheus.Histogram }
 
 func newDiskMetrics(r prometheus.Registerer) diskMetrics {
@@ -38,11 +38,12 @@ func newDiskMetrics(r prometheus.Registerer) diskMetrics {
 	m := diskMetrics{
 		logSync: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "etcd_disk_wal_fsync_duration_seconds", Buckets: buckets,
-			Help: "Time of a write of the raft log with its fsync. Both raft groups share the log.",
+			Help: "Duration of a write to the raft log, including fsync. Both raft groups share the log.",
 		}),
 		storeCommit: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "etcd_disk_backend_commit_duration_seconds", Buckets: buckets,
-			Help: "Time of a commit of applied raft entries to the store of a raft group, without fsync: the raft log is durable.",
+			Help: "Duration of a commit of applied entries to the store of a raft group. It includes no fsync: " +
+				"after a crash, the entries are read from the raft log.",
 		}),
 	}
 	r.MustRegister(m.logSync, m.storeCommit)
@@ -153,7 +154,7 @@ type routedHandler struct {
 // Routes returns the method and path of every endpoint of the handler.
 func (r routedHandler) Routes() []rest.Route { return r.routes }
 
-// metricsHandler returns a handler that serves the metrics of registries as /metrics.
+// metricsHandler returns a handler that serves the metrics of registries at /metrics.
 func metricsHandler(registries ...*prometheus.Registry) routedHandler {
 	var all prometheus.Gatherers
 	for _, r := range registries {
@@ -161,7 +162,8 @@ func metricsHandler(registries ...*prometheus.Registry) routedHandler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(all, promhttp.HandlerOpts{}))
-	routes := []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}
+	routes := []rest.Route{{Method: http.MethodGet, Path: "/metrics",
+		Open: "metrics, for callers that can reach a port for operators, and for callers on this host"}}
 	return routedHandler{mux, routes, registries}
 }
 

@@ -15,9 +15,11 @@ import (
 
 var (
 	loginsDesc = prometheus.NewDesc("trivet_logins_total",
-		"Attempts to authenticate on this member with a password, a secret or a token of another provider, by result.", []string{"result"}, nil)
+		"Attempts to authenticate on this member with a password, a client secret or an ID token of an OIDC provider, by "+
+			"result.", []string{"result"}, nil)
 	memberCertificateDesc = prometheus.NewDesc("trivet_member_certificate_expiry_timestamp_seconds",
-		"Time at which the certificate of this member for the other members and for agents expires, in Unix time.", nil, nil)
+		"Time at which the certificate that this member presents to other members and to agents expires, in Unix time.",
+		nil, nil)
 	backupDesc = prometheus.NewDesc("trivet_backup_last_success_timestamp_seconds",
 		"Time of the last backup that this member has completed, in Unix time; absent if it has completed none.", nil, nil)
 )

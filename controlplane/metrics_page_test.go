@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/docs/docstest"
 )
 
-// TestMetricsPage compares docs/metrics.md with the metrics of a running member, and the metrics at the ports of the
-// member with each other. The ports for etcd's clients must not have names of tenants.
+// TestMetricsPage compares docs/metrics.md with the metrics of a running member. It also checks that the ports for
+// etcd's clients serve only a part of these metrics, and none with a label for an org, a project, a VM or a host.
 func TestMetricsPage(t *testing.T) {
 	h := startMember(t)
 	h.createResources()

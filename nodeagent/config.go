@@ -50,11 +50,12 @@ type Config struct {
 	// address, localhost, Name and this machine's host name are always accepted.
 	MetricsHosts []string `yaml:"metrics_hosts"`
 	// MetricsCert and MetricsKey are the absolute paths of PEM files with the certificate chain and the private key of
-	// MetricsListen. Without them, MetricsListen is plaintext.
+	// MetricsListen. Without these files, MetricsListen serves plaintext.
 	MetricsCert string `yaml:"metrics_cert"`
 	MetricsKey  string `yaml:"metrics_key"`
 	// MetricsToken is the absolute path of a file with the token that requests for /metrics must have in the header
-	// Authorization: Bearer. Without it, requests need no token. Beyond loopback it requires MetricsCert.
+	// Authorization: Bearer. If MetricsToken is empty, requests need no token. If MetricsListen is not a loopback
+	// address, MetricsToken requires MetricsCert.
 	MetricsToken string `yaml:"metrics_token"`
 	// LogFormat is json or text; empty means json under systemd and text elsewhere.
 	LogFormat string            `yaml:"log_format"`
@@ -186,9 +187,9 @@ var configSettings = []setting{
 		c.MetricsHosts = splitList(s)
 		return nil
 	}},
-	{"metrics-cert", "`file` with the certificate of the address of /metrics", text(func(c *Config) *string { return &c.MetricsCert })},
-	{"metrics-key", "`file` with the key of that certificate", text(func(c *Config) *string { return &c.MetricsKey })},
-	{"metrics-token", "`file` with the token that requests for /metrics need", text(func(c *Config) *string { return &c.MetricsToken })},
+	{"metrics-cert", "`file` with the TLS certificate chain for metrics-listen", text(func(c *Config) *string { return &c.MetricsCert })},
+	{"metrics-key", "`file` with the private key of metrics-cert", text(func(c *Config) *string { return &c.MetricsKey })},
+	{"metrics-token", "`file` with the bearer token that requests for /metrics must have", text(func(c *Config) *string { return &c.MetricsToken })},
 	{"log-format", "json or text", text(func(c *Config) *string { return &c.LogFormat })},
 	{"labels", "`key=value,…` that placement may ask for", pairs(func(c *Config) *map[string]string { return &c.Labels })},
 	{"image-cache-bytes", "`bytes` of images that the host keeps; 0: a fifth of the file system", number(func(c *Config) *uint64 { return &c.ImageCacheBytes })},

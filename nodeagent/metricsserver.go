@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/metrics"
 )
 
-// minScrapeToken is the minimum length of the token in the file metrics_token, in bytes.
+// minScrapeToken is the minimum length of the token in the file that metrics_token names, in bytes.
 const minScrapeToken = 16
 
 // validateMetrics checks the settings of /metrics.
@@ -130,7 +130,7 @@ func (a *agent) tryMetrics(ctx context.Context) error {
 	return serve(ctx, listener, secure, handler)
 }
 
-// serve serves HTTP on a listener until ctx ends, with TLS unless secure is nil.
+// serve serves HTTP on listener until ctx ends. It uses TLS unless secure is nil.
 func serve(ctx context.Context, listener net.Listener, secure *tls.Config, h http.Handler) error {
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)

@@ -68,7 +68,7 @@ func writeCertificate(t *testing.T, c *Config, serial int64) {
 }
 
 // startMetrics serves the metrics of an agent with the settings c until the test ends, and returns the address. The
-// values are fixed.
+// values of the metrics are constant.
 func startMetrics(t *testing.T, c *Config) string {
 	t.Helper()
 	secure, err := c.metricsTLS()
@@ -146,8 +146,8 @@ func TestAgentGoesOnWithoutMetrics(t *testing.T) {
 	<-ended
 }
 
-// TestPrometheusScrapesAgents lets Prometheus read the metrics of three agents over TLS with a token. A fourth target,
-// without the right token, must be down.
+// TestPrometheusScrapesAgents lets Prometheus read the metrics of three agents over TLS with a token. A fourth agent
+// requires another token. Prometheus must report this target as down.
 func TestPrometheusScrapesAgents(t *testing.T) {
 	program := testenv.Program(t, "prometheus")
 	c := metricsConfig(t)

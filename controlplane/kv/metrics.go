@@ -131,7 +131,8 @@ func NewCollector(s *Service) *Collector {
 		func(f *sample) float64 { return float64(f.s.lessor.count()) })
 	add("etcd_disk_defrag_inflight", "1 while a Defragment call runs on this member, otherwise 0.", gauge,
 		func(f *sample) float64 { return boolValue(f.s.counters.defragmenting.Load() > 0) })
-	add("trivet_kv_hash_checks_total", "Comparisons of the hashes of all members that this member has completed as the leader.", counter,
+	add("trivet_kv_hash_checks_total",
+		"Completed comparisons of the keyspace hashes of all members. Only the leader compares.", counter,
 		func(f *sample) float64 { return float64(f.s.counters.compared.Load()) })
 	add("trivet_kv_alarms", "Active alarms, of all members.", gauge, func(f *sample) float64 { return float64(len(f.s.Alarms())) })
 	add("trivet_kv_auth_enabled", "1 if etcd's Auth is enabled, otherwise 0.", gauge, func(f *sample) float64 { return boolValue(f.s.AuthEnabled()) })

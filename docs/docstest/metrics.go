@@ -14,9 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Metrics fails t unless the table below the heading "## program" of the Markdown file page has exactly one row for
-// each metric that the registries in all describe, except for the metrics of the Go runtime and of the process. gathered has the metrics
-// of a running program. For these, Metrics compares the type too. If rewrite is true, Metrics writes the table.
+// Metrics fails t unless the table under the heading "## program" in the Markdown file page has exactly one row for
+// each metric of the registries in all. Metrics of the Go runtime and of the process need no row. gathered has the
+// metrics that a running program served. For metrics in gathered, Metrics also compares the type. If rewrite is true,
+// Metrics writes the table instead.
 //
 // A row has the cells name, type, labels and meaning. The meaning is the help text of the metric. The unit is the end of
 // the name, as Prometheus recommends.
@@ -52,10 +53,11 @@ func Metrics(t *testing.T, page, program string, all []*prometheus.Registry, gat
 		want[d.name] = fmt.Sprintf("| `%s` | %s | %s | %s |", d.name, kind, d.labels, d.help)
 	}
 	for name := range types {
-		require.True(t, want[name] != "" || standard(name), "%s is served, but not described", name)
+		require.True(t, want[name] != "" || standard(name),
+			"the program serves the metric %s, but no registry describes it", name)
 	}
 	if !rewrite {
-		require.Equal(t, want, documented, "run this test with -rewrite")
+		require.Equal(t, want, documented, "the table in docs/metrics.md is out of date: run this test with -rewrite")
 		return
 	}
 	head, _, _ := strings.Cut(section, "\n| metric |")
@@ -106,7 +108,7 @@ func describe(t *testing.T, all []*prometheus.Registry) (out []description) {
 	return out
 }
 
-// standard reports whether the metric is one of the Go runtime, or of the process.
+// standard reports whether name is a metric of the Go runtime or of the process, which docs/metrics.md does not list.
 func standard(name string) bool {
 	return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_")
 }

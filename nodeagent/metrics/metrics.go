@@ -1,8 +1,8 @@
 // Package metrics serves metrics of the agent and its guests over HTTP: GET /metrics for Prometheus, GET /health for
 // liveness checks.
 //
-// Requests for /metrics need a token if one is configured; requests for /health need none. To block DNS rebinding by web pages, the Host header of a request must be an IP address,
-// localhost, or one of the host's own names.
+// Requests for /metrics need a token if one is configured. Requests for /health need no token. To block DNS rebinding
+// by web pages, the Host header of a request must be an IP address, localhost, or one of the host's own names.
 //
 // Each request for /metrics reads the values from the functions in [Sources]; nothing is cached. Labels hold only ids
 // of VMs, VPCs and volumes, and names that operators chose: an id reveals nothing to a reader who may not see the VM.
@@ -85,7 +85,7 @@ type Uplink struct {
 	// Lease is the remaining time of the host's lease. It is negative after the lease has ended, and 0 if the host
 	// never had a lease.
 	Lease time.Duration
-	// Certificate is the time at which the host's certificate expires. It is zero if the host has no certificate.
+	// Certificate is the time at which the host's certificate expires, or the zero time if the host has none.
 	Certificate time.Time
 }
 
@@ -130,7 +130,7 @@ func newRegistry(s Sources) *prometheus.Registry {
 	return registry
 }
 
-// Access says which requests Handler accepts.
+// Access defines which requests Handler accepts.
 type Access struct {
 	// Hosts are the names that a request may have in its Host header, besides IP addresses and localhost.
 	Hosts []string
@@ -151,8 +151,8 @@ func Handler(s Sources, access Access, log *slog.Logger) http.Handler {
 	return onlyFor(access.Hosts, mux)
 }
 
-// withToken returns a handler that passes requests to next if their header Authorization has the token. It responds to
-// others with 401, and with 500 if the token cannot be read. If token is nil, it returns next.
+// withToken returns a handler that passes a request to next if its header Authorization has the token. Other requests
+// get 401. All requests get 500 if the token cannot be read. If token is nil, withToken returns next.
 func withToken(token func() (string, error), log *slog.Logger, next http.Handler) http.Handler {
 	if token == nil {
 		return next
@@ -164,12 +164,13 @@ func withToken(token func() (string, error), log *slog.Logger, next http.Handler
 			http.Error(w, "the token for metrics cannot be read: see the log of the agent", http.StatusInternalServerError)
 			return
 		}
-		// Comparing hashes takes the same time for each length of the sent token.
+		// Compare hashes, so that the time of the comparison does not depend on the length of the sent token.
 		sent, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		a, b := sha256.Sum256([]byte(sent)), sha256.Sum256([]byte(want))
 		if (!bearer || subtle.ConstantTimeCompare(a[:], b[:]) != 1) && !mutant.On(mutant.IgnoreScrapeToken) {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "metrics need the token of the agent's setting metrics_token", http.StatusUnauthorized)
+			http.Error(w, `/metrics requires the header "Authorization: Bearer TOKEN" with the token in the file of the `+
+				"agent's setting metrics_token", http.StatusUnauthorized)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -236,16 +237,16 @@ var (
 	guestTotal = desc("vm_guest_memory_bytes", "Memory that the guest's kernel manages, as the guest's balloon driver reports it.", "vm")
 	guestFree  = desc("vm_guest_memory_available_bytes", "Memory that new programs in the guest could use, as the guest's balloon driver reports it.", "vm")
 	read       = desc("vm_disk_read_bytes_total", "Bytes that the guest read from its disks.", "vm")
-	applies    = desc("vpc_applies_total", "Times that a VPC was applied to the kernel.", "result")
+	applies    = desc("vpc_applies_total", "Number of times that the agent configured a VPC in the kernel, by result.", "result")
 	applyTime  = desc("vpc_apply_seconds_total", "Time that applying VPCs took.")
-	repairs    = desc("vpc_repairs_total", "Times that a VPC was repaired whose state in the kernel had been changed by others.")
+	repairs    = desc("vpc_repairs_total", "Repairs of VPCs whose kernel configuration another program had changed.")
 	netWrites  = desc("vpc_writes_total", "Changes of the kernel's state of VPCs.")
 	vpcPorts   = desc("vpc_ports", "Ports of the VPC on this host.", "vpc")
 	vpcRules   = desc("vpc_rules", "Rules of the security groups of the VPC's ports on this host.", "vpc")
 	vpcFailed  = desc("vpc_failed", "1 if the VPC could not be applied completely.", "vpc")
 	vpcDrops   = desc("vpc_dropped_packets_total", "Packets of the VPC that this host dropped, by reason.", "vpc", "reason")
 	vpcConns   = desc("vpc_connections", "Connections of the VPC that this host tracks.", "vpc")
-	vpcLimit   = desc("vpc_connection_limit", "Connections of the VPC that this host can track.", "vpc")
+	vpcLimit   = desc("vpc_connection_limit", "Maximum number of connections of the VPC that this host tracks.", "vpc")
 	written    = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
 	received   = desc("vm_network_received_bytes_total", "Bytes that the guest received through its network interfaces.", "vm")
 	sent       = desc("vm_network_sent_bytes_total", "Bytes that the guest sent through its network interfaces.", "vm")

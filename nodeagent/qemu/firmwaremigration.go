@@ -13,18 +13,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// incompleteName is the name of a file in the VM's home. The file exists while the NVRAM and the state of the TPM in the
-// home are those of a migration's target that has not received the whole state.
+// incompleteName is the name of a file in the VM's home. While the file exists, the host is or was the target of a
+// migration, and has not received the complete NVRAM and state of the TPM. The files in the home must then not be used
+// for a start.
 const incompleteName = "firmware-incomplete"
 
 // errIncomplete means that the VM must not be started from its home, because the file incompleteName exists. A start
-// would make a new TPM, and UEFI would start with an NVRAM that is empty or has only a part of the variables: with secure boot,
-// possibly without the keys.
-var errIncomplete = invalid("this host has not received the whole state of the VM's UEFI firmware and TPM, because a migration to it has failed")
+// would create a new TPM. The UEFI firmware would start with an empty or incomplete NVRAM, and with secure boot perhaps
+// without the keys.
+var errIncomplete = invalid("this host has only a part of the VM's UEFI variables and TPM state, because a migration " +
+	"to this host failed: to start the VM without them, the operator must remove the file firmware-incomplete (see " +
+	"docs/machines.md, Migration)")
 
-// beginFirmware prepares the home for a start with the firmware or the TPM of r.Spec. For the target of a migration, it
-// creates the file incompleteName. For any other start, it returns errIncomplete if this file exists. The caller must
-// call it before the NVRAM or the state of the TPM is changed.
+// beginFirmware must be called before a start with the firmware or the TPM of r.Spec changes the NVRAM or the state of
+// the TPM. For the target of a migration, beginFirmware creates the file incompleteName. For any other start, it
+// returns errIncomplete if this file exists.
 func (h *Home) beginFirmware(r Record) error {
 	if !r.Spec.UEFI && !r.Spec.TPM {
 		return nil

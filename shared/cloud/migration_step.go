@@ -59,11 +59,11 @@ const (
 	SourceSilent
 	// SourceOff: a caller has confirmed that the source is off.
 	SourceOff
-	// OldPoolAgent: the agent of a host that shares a storage pool of the VM's volumes is so old that it could open a volume
-	// that the target has open. The caller needs to determine it only before MigrationCommit.
+	// OldPoolAgent: a host that shares a storage pool of the VM's volumes has an old agent, which could open a volume
+	// that the target has open. The caller must determine this fact only before MigrationCommit.
 	OldPoolAgent
-	// HostState: the VM has state, other than its disks, that is stored only on its host (see VM.StateOnHost).
-	// AdvanceMigration adds this fact.
+	// HostState: besides its disks, the VM has state that is stored only on one host: UEFI variables or the state of a
+	// TPM (see VM.StateOnHost). AdvanceMigration adds this fact.
 	HostState
 
 	sourceEnded
@@ -99,9 +99,10 @@ type migrationRule struct {
 // guest again only if the source has cancelled the attempt, or if the target has reported that it never runs the guest,
 // or if the target is fenced.
 //
-// A target that has failed never ran the guest. The disks are complete on both hosts then, so that the VM can stay with
-// the target if the source is lost. The state of a VM's firmware and TPM is complete only at the source. Such a VM
-// returns to the source, and waits for that host if it is lost.
+// A target reports MigrationFailed only if it has never run the guest. The disks are then complete on both hosts. If
+// the source is lost, the VM can therefore be started on the target. The state of the firmware and of the TPM is
+// complete only on the source. A VM with such state returns to the source, and waits for the source if the source is
+// lost.
 var migrationRules = []migrationRule{
 	{phase: MigrationPrepare, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
 	{phase: MigrationPrepare, facts: canceled, do: MigrationAbort, why: "a call cancelled the migration"},
@@ -120,7 +121,8 @@ var migrationRules = []migrationRule{
 	{phase: MigrationTransfer, facts: SourceSilent, do: MigrationAbort, why: "the source is lost"},
 	{phase: MigrationTransfer, facts: late, do: MigrationAbort, why: "it did not finish in time"},
 	{phase: MigrationTransfer, facts: OldPoolAgent, do: MigrationAbort,
-		why: "a host with an agent that is too old shares a storage pool with the VM since the migration has begun"},
+		why: "a host whose agent is too old joined a storage pool of the VM during the migration: upgrade this agent, " +
+			"or evict the host"},
 	{phase: MigrationTransfer, source: states(MigrationAtSwitchover), target: states(MigrationPrepared, MigrationReceived),
 		do: MigrationCommit},
 

@@ -15,11 +15,10 @@ var migrationStates = map[string]MigrationState{
 	"cancelled": MigrationCancelled, "failed": MigrationFailed, "unknown": MigrationUnknown,
 }
 
-// TestMigration runs the scripts in testdata/migration. `begin` begins a migration of a running VM from host n1 to n2. With
-// `tpm` the VM has a TPM.
-// `source` and `target` are reports of the hosts, after the given number of seconds. `cancel` is the call, `wait` lets
-// time pass, and `facts` changes the facts that the control plane knows about the hosts. Each command prints the steps
-// that follow, and the changed fields.
+// TestMigration runs the scripts in testdata/migration. The command `begin` begins a migration of a running VM from
+// host n1 to n2. The argument `tpm` gives the VM a TPM. `source` and `target` are reports of the hosts, after the given
+// number of seconds. `cancel` is the call, `wait` lets time pass, and `facts` changes the facts that the control plane
+// knows about the hosts. Each command prints the steps that follow, and the changed fields.
 func TestMigration(t *testing.T) {
 	datadriven.Walk(t, "testdata/migration", func(t *testing.T, path string) {
 		var vm VM
@@ -144,7 +143,8 @@ func TestMigrationRulesNeverRunTwoGuests(t *testing.T) {
 					require.Equal(t, MigrationRunning, target)
 				case MigrationLose:
 					require.NotEqual(t, MigrationRunning, target)
-					require.False(t, target == MigrationFailed && facts&HostState != 0, "the VM is left without the state of its TPM")
+					require.False(t, target == MigrationFailed && facts&HostState != 0,
+						"the VM is assigned to a target that does not have the state of its TPM")
 					require.True(t, target == MigrationFailed || facts&TargetFenced != 0, "%s %s %b", source, target, facts)
 				case MigrationWait, MigrationAskToGiveUp, MigrationExplain:
 				default:

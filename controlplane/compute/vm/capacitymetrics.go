@@ -15,9 +15,11 @@ var (
 	allocatableDesc = prometheus.NewDesc("trivet_hosts_allocatable", "Allocatable capacity of all hosts, by resource.", []string{"resource"}, nil)
 	allocatedDesc   = prometheus.NewDesc("trivet_hosts_allocated", "Allocated capacity of all hosts, by resource.", []string{"resource"}, nil)
 	losableDesc     = prometheus.NewDesc("trivet_any_host_can_be_lost",
-		"1 if for each single host the other hosts have room for the VMs that are started elsewhere when it is lost, otherwise 0.", nil, nil)
+		"1 if, for each host, the other hosts have room for those of its VMs that are restarted elsewhere when the "+
+			"host is lost; otherwise 0.", nil, nil)
 	unlosableDesc = prometheus.NewDesc("trivet_hosts_that_cannot_be_lost",
-		"Hosts for whose VMs the other hosts have no room, of those that are started elsewhere when the host is lost.", nil, nil)
+		"Hosts whose VMs would not all fit on the other hosts if the host were lost. VMs that are not restarted elsewhere "+
+			"do not count.", nil, nil)
 )
 
 // surveyEvery is the minimum interval at which a CapacityCollector reads all hosts and VMs.

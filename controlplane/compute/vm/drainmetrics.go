@@ -11,13 +11,14 @@ import (
 var (
 	drainVMsDesc    = prometheus.NewDesc("trivet_drain_vms", "VMs of a host that is being drained, by status.", []string{"host", "status"}, nil)
 	drainFailedDesc = prometheus.NewDesc("trivet_drain_failed_tries",
-		"Failed tries to move the VMs that are on a host that is being drained.", []string{"host"}, nil)
+		"Failed attempts to migrate the VMs that are still on the host that is being drained.", []string{"host"}, nil)
 	drainDeadlineDesc = prometheus.NewDesc("trivet_drain_deadline_timestamp_seconds",
-		"Time at which the drain of a host ends although VMs run there, in Unix time.", []string{"host"}, nil)
+		"Time at which the drain of a host times out, even if VMs still run on the host, in Unix time.",
+		[]string{"host"}, nil)
 )
 
-// DrainCollector exports the progress of the drains that are under way. It exports no reasons, because their number is
-// not limited: GetDrain returns them. Only the leader exports values.
+// DrainCollector exports the progress of the drains that are under way. It does not export why a VM cannot be moved,
+// because the number of such texts is not limited: GetDrain returns them. Only the leader exports values.
 type DrainCollector struct{ vms *Service }
 
 var _ prometheus.Collector = (*DrainCollector)(nil)
@@ -72,7 +73,7 @@ func (c *DrainCollector) read() (map[cloud.NodeID]DrainProgress, error) {
 			if err != nil {
 				return err
 			}
-			if d == nil || !d.host.Draining() { // it has ended since Draining was called
+			if d == nil || !d.host.Draining() { // the drain has ended since the call of Draining
 				continue
 			}
 			vms, err := c.vms.describeDrained(v, d)

@@ -16,7 +16,8 @@ var (
 
 	hostInfoDesc = prometheus.NewDesc("trivet_host_info", "Name and versions of a host, as labels. The value is 1.",
 		[]string{"host", "name", "agent_version", "qemu_version"}, nil)
-	hostStateDesc       = prometheus.NewDesc("trivet_host_state", "1 for the present state of the host.", []string{"host", "state"}, nil)
+	hostStateDesc = prometheus.NewDesc("trivet_host_state",
+		"1 for the current state of the host. The other states have no series.", []string{"host", "state"}, nil)
 	hostAllocatableDesc = prometheus.NewDesc("trivet_host_allocatable", "Allocatable capacity of the host, by resource.",
 		[]string{"host", "resource"}, nil)
 	hostAllocatedDesc = prometheus.NewDesc("trivet_host_allocated", "Allocated capacity of the host, by resource.",
@@ -25,20 +26,21 @@ var (
 		[]string{"vm", "name", "org", "project", "host"}, nil)
 )
 
-// countEvery is the minimum interval at which an InventoryCollector reads all VMs.
+// countEvery is the minimum time between two reads of all VMs by an InventoryCollector.
 const countEvery = 30 * time.Second
 
 // InventoryCollector exports the hosts and the VMs of the cloud, with their names, and the results of placements. Only
-// the leader exports hosts and VMs, because only the leader knows which hosts are READY. VMs may be 30 seconds old.
+// the leader exports hosts and VMs, because only the leader knows which hosts are READY. The values of VMs are at most
+// 30 seconds old.
 type InventoryCollector struct {
 	vms *Service
 
 	mu      sync.Mutex // guards the fields below
-	counted time.Time  // time at which records was read; zero before the first read
+	counted time.Time  // when records was read; zero before the first read
 	records []inventoryVM
 }
 
-// inventoryVM has the values of the labels of one VM.
+// inventoryVM has the fields of a VM that are labels of metrics.
 type inventoryVM struct {
 	id     cloud.VMID
 	name   string
@@ -71,7 +73,7 @@ func (c *InventoryCollector) Collect(out chan<- prometheus.Metric) {
 	c.collectVMs(out)
 }
 
-// hostStates are the states of which trivet_hosts has a value even if no host has them.
+// hostStates are the states that trivet_hosts always exports, with the value 0 if no host is in the state.
 var hostStates = []cloud.NodeState{cloud.NodeReady, cloud.NodeNotReady, cloud.NodeCordoned, cloud.NodeDraining, cloud.NodeMaintenance}
 
 func (c *InventoryCollector) collectHosts(out chan<- prometheus.Metric) {
@@ -118,7 +120,7 @@ func (c *InventoryCollector) collectVMs(out chan<- prometheus.Metric) {
 	}
 }
 
-// read returns the VMs as of at most countEvery ago, or none if the records cannot be read.
+// read returns the VMs, from records that are at most countEvery old. It returns none if the records cannot be read.
 func (c *InventoryCollector) read() []inventoryVM {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,6 +144,7 @@ func (c *InventoryCollector) read() []inventoryVM {
 // resources are the values of the label resource, in the order of amounts.
 var resources = []string{"vcpus", "memory_bytes", "storage_bytes", "hugepages_bytes", "dedicated_vcpus"}
 
+// amounts returns the amounts of the resources in c, in the order of resources. Memory and storage are in bytes.
 func amounts(c cloud.Capacity) []float64 {
 	return []float64{
 		float64(c.VCPUs), float64(c.MemoryMiB << 20), float64(c.StorageGiB << 30), float64(c.HugepagesMiB << 20), float64(c.DedicatedVCPUs),

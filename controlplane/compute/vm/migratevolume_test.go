@@ -125,8 +125,8 @@ func TestMigrationBesideOldAgent(t *testing.T) {
 	w.migrate(vm.ID, target) // the pool of the old host is another directory now
 }
 
-// TestSwitchoverBesideOldAgent adds a host with an old agent to a shared pool while a VM with a volume in this pool is
-// migrated. The switchover must not be committed, and the VM stays at the source.
+// TestSwitchoverBesideOldAgent adds a host with an old agent to a shared pool during the migration of a VM that has a
+// volume in this pool. The switchover must not be committed, and the VM must remain on the source.
 func TestSwitchoverBesideOldAgent(t *testing.T) {
 	w := newWorld(t)
 	source := w.volumeHost("n1")
@@ -137,22 +137,22 @@ func TestSwitchoverBesideOldAgent(t *testing.T) {
 	w.tell(vm, source, cloud.MigrationPrepared)
 	w.volumeHost("n3", func(n *cloud.Node) { n.Features = nil })
 	vm = w.tell(vm, source, cloud.MigrationAtSwitchover)
-	require.Equal(t, source, vm.Node, "the switchover is committed beside an old agent")
+	require.Equal(t, source, vm.Node, "the switchover is committed although an old agent shares the pool")
 	require.Equal(t, cloud.Running, vm.State)
 	require.Contains(t, vm.LastMigration.Reason, "too old")
 	require.Nil(t, w.volumeOn(target, vm.Spec.Volumes()[0]))
 }
 
-// TestOldAgentIsAnObstacle checks that drains and the preview of a rebalance know that a VM cannot be migrated because of
-// a third host with an old agent. A drain does not count this as a failed try.
+// TestOldAgentIsAnObstacle checks that a drain and the preview of a rebalance report that a VM cannot be migrated
+// because a third host has an old agent. A drain must not count this as a failed attempt.
 func TestOldAgentIsAnObstacle(t *testing.T) {
 	w := newWorld(t)
 	source := w.volumeHost("n1")
 	vm := w.running("web")
 	w.volumeHost("n2")
 	w.volumeHost("n3", func(n *cloud.Node) { n.Features = nil })
-	const why = "has the volume web, whose storage pool local is shared by the host n3, and the agent of that host is too old: " +
-		"upgrade it, or evict the host"
+	const why = "has the volume web in the storage pool local, and the agent of the host n3, which shares this pool, is too " +
+		"old: upgrade this agent, or evict the host"
 	require.NoError(t, w.store.View(t.Context(), func(v *store.View) error {
 		snap, err := w.vms.snapshot(v, (*snapshot).migration)
 		require.NoError(t, err)
@@ -273,7 +273,7 @@ func TestMigrationOfVolumeIsRefused(t *testing.T) {
 		n.StoragePools = []cloud.StoragePool{{Name: "local", AllocatableGiB: 100, ID: "00000000-0000-7000-b000-000000000002", Shared: true}}
 	}), "pool"))
 	aged := w.volumeHost("old", old)
-	refused(aged, "is shared by the host old, and the agent of that host is too old")
+	refused(aged, "the agent of the host old, which shares this pool, is too old")
 	w.update(func(tx *store.Tx) {
 		n, err := node.Nodes.Get(tx, string(aged))
 		require.NoError(t, err)

@@ -11,10 +11,11 @@ import (
 
 var (
 	placementsDesc = prometheus.NewDesc("trivet_placements_total",
-		"Choices of a host for a VM by this member as the leader, by result. A choice is counted again if its transaction is repeated.",
+		"Attempts of this member, as the leader, to choose a host for a VM, by result. A retried transaction counts again.",
 		[]string{"result"}, nil)
 	refusedHostsDesc = prometheus.NewDesc("trivet_placement_refused_hosts_total",
-		"Hosts that were refused in placements that found no host, by the first rule that excluded the host.", []string{"reason"}, nil)
+		"Hosts that were excluded when a placement found no host, by the first rule that excluded the host.",
+		[]string{"reason"}, nil)
 )
 
 // placements counts the results of Service.choose since the member started.
@@ -25,7 +26,7 @@ type placements struct {
 	refused map[schedule.Kind]int64
 }
 
-// refuse counts a placement that found no host.
+// refuse counts a placement that found no host, and the rules that excluded the hosts.
 func (p *placements) refuse(refused []schedule.Refusal) {
 	p.noHost.Add(1)
 	p.mu.Lock()

@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// poolAgents finds the hosts that share storage pools and have agents of earlier versions. It reads the records of the
-// hosts once, for the first VM with a volume in a shared pool. It must not be used after the transaction or view ends.
-// The zero value is ready for use.
+// poolAgents finds hosts that share a storage pool and whose agents do not support FeatureVolumeMigration. It reads the
+// records of the hosts once, for the first VM with a volume in a shared pool. It must not be used after the transaction
+// or view ends. The zero value is ready for use.
 type poolAgents struct {
 	read bool
 	old  []*cloud.Node // hosts whose agents do not support FeatureVolumeMigration
@@ -36,16 +36,16 @@ func (a *poolAgents) obstacle(r store.Reader, vm *cloud.VM) (string, error) {
 		}
 		for _, host := range a.old {
 			if host.PoolID(v.Pool) == v.PoolID {
-				return fmt.Sprintf("has the volume %s, whose storage pool %s is shared by the host %s, and the agent of that host is "+
-					"too old: upgrade it, or evict the host", v.Name, v.Pool, host.Name), nil
+				return fmt.Sprintf("has the volume %s in the storage pool %s, and the agent of the host %s, which shares this "+
+					"pool, is too old: upgrade this agent, or evict the host", v.Name, v.Pool, host.Name), nil
 			}
 		}
 	}
 	return "", nil
 }
 
-// readHosts reads the records of the hosts. It does not make a transaction conflict with changes of these records, which
-// are frequent.
+// readHosts reads the records of the hosts. In a transaction it reads without conflict detection, because these records
+// change often.
 func (a *poolAgents) readHosts(r store.Reader) error {
 	if a.read {
 		return nil

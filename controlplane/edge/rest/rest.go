@@ -422,7 +422,8 @@ type Metrics struct{ seconds *prometheus.HistogramVec }
 // NewMetrics returns a Metrics and registers it with reg.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "trivet_http_request_duration_seconds", Help: "Time to answer requests of the REST APIs, by API, route, method and HTTP status code.",
+		Name:    "trivet_http_request_duration_seconds",
+		Help:    "Duration of requests to the REST APIs, by API (label service), route, method and HTTP status code.",
 		Buckets: []float64{.001, .0025, .005, .01, .02, .05, .1, .25, .5, 1, 5, 30},
 	}, []string{"service", "route", "method", "code"})}
 	reg.MustRegister(m.seconds)

@@ -3,7 +3,7 @@ package certfile
 import "github.com/prometheus/client_golang/prometheus"
 
 var expiry = prometheus.NewDesc("trivet_tls_certificate_expiry_timestamp_seconds",
-	"When the certificate of tenants' ports expires, in seconds since 1970.", nil, nil)
+	"Time at which the certificate of the ports for tenants expires, in Unix time.", nil, nil)
 
 var _ prometheus.Collector = (*Pair)(nil)
 

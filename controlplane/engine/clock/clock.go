@@ -90,7 +90,7 @@ type Clock struct {
 	opts       Options
 	started    time.Time
 	desc       *prometheus.Desc
-	trips      *prometheus.HistogramVec
+	trips      *prometheus.HistogramVec // by member ID, in seconds
 	skewLogger skewLogger
 
 	mu    sync.RWMutex
@@ -138,10 +138,13 @@ func New(opts Options) *Clock {
 	started := opts.Wall().Add(-opts.Elapsed())
 	return &Clock{
 		opts: opts, started: started, right: time.Duration(started.UnixNano()), readings: map[uint64]reading{}, skewLogger: skewLogger{log: opts.Log},
-		desc: prometheus.NewDesc("trivet_clock_skew_seconds", "How far this member's clock is ahead of the others'; absent while that is not known.", nil, nil),
+		desc: prometheus.NewDesc("trivet_clock_skew_seconds",
+			"Seconds by which this member's clock is ahead of the other members' clocks, negative if behind; absent while "+
+				"unknown.", nil, nil),
 		trips: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "etcd_network_peer_round_trip_time_seconds", Buckets: prometheus.ExponentialBuckets(.0001, 2, 16),
-			Help: "Round-trip time of a request to another member, every 2 seconds. The label To is the ID of the member, in hexadecimal as in etcd.",
+			Help: "Round-trip time of the clock requests that this member sends to each other member every 2 " +
+				"seconds. The label To is the ID of the other member, in hexadecimal as in etcd.",
 		}, []string{"To"}),
 	}
 }
