@@ -56,8 +56,9 @@ func (c *networkCloud) drain(m, peer *machine, other int) {
 	c.rollingDrain(ctx, drained, fixed)
 }
 
-// rollingDrain continues the drain of a host as a rolling drain with force, which restarts the agent of the host. The VM
-// fixed, which cannot be moved, must be shut down, and cannot be started until the host is uncordoned.
+// rollingDrain runs `trivet cluster rolling-drain --force` on a host that is already being drained. It kills and
+// restarts the host's agent while the command of --run runs. The VM fixed, which cannot be moved, must be shut down,
+// and must not start until the host is uncordoned.
 func (c *networkCloud) rollingDrain(ctx context.Context, drained int, fixed *machine) {
 	host, id := c.hosts[drained], c.ids[drained]
 	reached, back := c.dir.Path("drained"), c.dir.Path("back")
@@ -66,7 +67,7 @@ func (c *networkCloud) rollingDrain(ctx context.Context, drained int, fixed *mac
 	require.NoError(c.t, lab.Until(ctx, "the command of --run is executed", func(context.Context) error {
 		text, err := os.ReadFile(reached)
 		if err == nil && string(text) != host.Name+"\n" {
-			err = fmt.Errorf("it is executed for %q", text)
+			err = fmt.Errorf("the command of --run was executed for the host %q", text)
 		}
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, command.errs.String())
@@ -100,7 +101,7 @@ func (c *networkCloud) awaitState(ctx context.Context, id string, state vmv1.Nod
 	}))
 }
 
-// changeLeader makes another member the leader, and waits until it leads.
+// changeLeader transfers the leadership to another member, and waits until that member is the leader.
 func (c *networkCloud) changeLeader(ctx context.Context) {
 	c.t.Helper()
 	next := c.leader(1)%3 + 1
@@ -114,12 +115,12 @@ func (c *networkCloud) changeLeader(ctx context.Context) {
 	}))
 }
 
-// leastLoad is the number of VMs that the function of createAndDelete must have created and deleted.
+// leastLoad is the minimum number of VMs that createAndDelete creates and deletes.
 const leastLoad = 3
 
-// createAndDelete creates VMs and deletes them, until the returned function is called and leastLoad VMs were created and
-// deleted. Each VM must be placed on the host with the ID on. If unavailable is true, a call may fail with UNAVAILABLE,
-// because the leader changes meanwhile.
+// createAndDelete creates and deletes one VM after the other until stop is called, but at least leastLoad VMs. Each VM
+// must be placed on the host with the ID on. If unavailable is true, calls may fail with UNAVAILABLE, because the test
+// changes the leader.
 func (c *networkCloud) createAndDelete(on string, unavailable bool) (stop func()) {
 	ctx := c.context(3 * time.Minute)
 	end, done := make(chan struct{}), make(chan error, 1)
@@ -145,7 +146,7 @@ func (c *networkCloud) createAndDelete(on string, unavailable bool) (stop func()
 			select {
 			case <-end:
 				if succeeded >= leastLoad {
-					c.t.Logf("%d VMs were created and deleted meanwhile, %d calls failed", succeeded, i-succeeded)
+					c.t.Logf("%d VMs were created and deleted, and %d attempts failed", succeeded, i-succeeded)
 					done <- nil
 					return
 				}

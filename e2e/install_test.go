@@ -21,8 +21,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/testenv"
 )
 
-// installer is process 1 of the installer. It writes the system of the CD-ROM to the first disk, and a random text into
-// the file system of this disk, and turns the machine off.
+// installer is the script of the init process of the installer. It writes the disk image from the CD-ROM to the first
+// disk, writes a random text to a file on this disk, and powers the VM off.
 const installer = `#!/bin/sh
 busybox() { /bin/busybox "$@"; }
 set -e
@@ -56,8 +56,8 @@ LABEL install
  APPEND ` + guestCmdline + ` rdinit=/install
 `
 
-// installerISO writes an ISO image that boots by BIOS. It contains isolinux, the kernel of the small guest, the program
-// installer, and the disk of the small guest as the system to install.
+// installerISO writes an ISO image that boots from BIOS. It contains isolinux, the kernel of the test guest
+// (images/guest), the script installer, and the disk of the test guest, which is the system to install.
 func installerISO(t *testing.T, file string) {
 	t.Helper()
 	xorriso := testenv.Program(t, "xorriso")
@@ -107,9 +107,9 @@ func installerISO(t *testing.T, file string) {
 		"-boot-load-size", "4", "-boot-info-table", "-o", file, tree)
 }
 
-// installFromCD installs a system from an ISO image to the disk of a VM. The parameter trivet runs a command of the
-// tenant. The boot screen must look like the reference picture, both in a screenshot and in a VNC viewer, whose key
-// starts the installation. After this, the VM must boot from its disk without the CD-ROM drive.
+// installFromCD installs a system from an ISO image to the disk of a VM. The parameter trivet runs the command line
+// client as the tenant. The boot screen must look like the reference picture in a screenshot and in a VNC viewer. A key
+// from the viewer starts the installation. After this, the VM must boot from its disk without the CD-ROM drive.
 func (w *world) installFromCD(ctx context.Context, trivet func(args ...string) string) {
 	t := w.t
 	t.Helper()
@@ -123,7 +123,8 @@ func (w *world) installFromCD(ctx context.Context, trivet func(args ...string) s
 
 	picture := filepath.Join(dir, "screen.png")
 	if *rewrite {
-		// The new picture is compared with itself: equal letters must look equal, which is not true of other screens.
+		// Compare the new picture with itself. This fails while another screen is shown, because cells of the same
+		// letter in bootScreen then have different glyphs.
 		picture = screenFile
 	}
 	require.NoError(t, lab.Until(ctx, "the screenshot shows the boot screen", func(context.Context) error {
@@ -162,8 +163,8 @@ func (w *world) installFromCD(ctx context.Context, trivet func(args ...string) s
 	w.boots(ctx, vm.ID, text, trivet)
 }
 
-// boots removes the CD-ROM drive of a VM that has turned itself off, and deletes its image. The VM must boot from its
-// disk, which contains text.
+// boots waits until the VM has powered itself off, removes the CD-ROM drive, deletes the ISO image, and starts the VM.
+// The VM must boot from its disk, and the file /data/installed must contain text.
 func (w *world) boots(ctx context.Context, id, text string, trivet func(args ...string) string) {
 	t := w.t
 	t.Helper()

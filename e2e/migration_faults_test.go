@@ -87,7 +87,7 @@ func (g *faultyGuest) strike(x cell) { require.NoError(g.c.t, g.tryStrike(x)) }
 // tryStrike is strike, but returns what the witness has noticed.
 func (g *faultyGuest) tryStrike(x cell) error {
 	t := g.c.t
-	for _, id := range g.c.ids { // The failure of the cell before may have made a host NOT_READY.
+	for _, id := range g.c.ids { // The fault of the previous cell (fault and point) may have made a host NOT_READY.
 		g.c.awaitState(g.c.context(time.Minute), id, vmv1.NodeState_NODE_STATE_READY)
 	}
 	g.source, g.target = g.m.host, 1-g.m.host

@@ -83,12 +83,13 @@ func (c *runningCommand) types(line string) {
 }
 
 // upgradeAgents kills the agents of the first two hosts as soon as the source of a migration has paused the guest, and
-// starts another binary for each. The migration cannot end without the agents, and must continue with the new ones.
+// starts another binary for each. The migration cannot end while no agent runs. The new agents must complete it.
 func (c *networkCloud) upgradeAgents(ctx context.Context, m *machine, target int) {
 	binary, err := os.ReadFile(c.hosts[target].Bin.NodeAgent)
 	require.NoError(c.t, err)
 	next := c.dir.Path("trivet-nodeagent-next")
-	require.NoError(c.t, os.WriteFile(next, append(binary, "another binary"...), 0o755)) // ELF permits such an end
+	// Bytes after the end of an ELF file are ignored.
+	require.NoError(c.t, os.WriteFile(next, append(binary, "another binary"...), 0o755))
 	for missing := true; missing; {
 		require.NoError(c.t, ctx.Err(), "the source does not pause the guest")
 		time.Sleep(2 * time.Millisecond)

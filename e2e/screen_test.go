@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// bootScreen is the text that isolinux shows when a VM boots from the image of installerISO. It waits for a key after
-// "boot: ", where the cursor blinks.
+// bootScreen is the text that isolinux shows when a VM boots from the image of installerISO. After "boot: ", isolinux
+// shows a blinking cursor and waits for a key.
 const bootScreen = `Trivet installer, used by the tests.
 
 The quick brown fox jumps over the lazy dog.
@@ -41,7 +41,7 @@ var cellSize = image.Pt(9, 16)
 // glyph is the picture of one character: "#" for each light pixel, "." for each dark one.
 type glyph string
 
-// glyphAt returns the glyph in a column and line of a picture. Colors do not matter.
+// glyphAt returns the glyph in a column and line of a picture. It distinguishes only light and dark pixels.
 func glyphAt(p image.Image, column, line int) glyph {
 	var g strings.Builder
 	corner := p.Bounds().Min.Add(image.Pt(column*cellSize.X, line*cellSize.Y))
@@ -68,7 +68,8 @@ func readGlyphs(p image.Image, text string) (map[glyph]byte, error) {
 				return nil, fmt.Errorf("line %d, column %d: %q looks like %q", line, column, letter, other)
 			}
 			if first, known := glyphs[letter]; known && first != g {
-				return nil, fmt.Errorf("line %d, column %d: %q does not look as before", line, column, letter)
+				return nil, fmt.Errorf("line %d, column %d: %q has another glyph than its first occurrence",
+					line, column, letter)
 			}
 			letters[g], glyphs[letter] = letter, g
 		}
@@ -76,8 +77,9 @@ func readGlyphs(p image.Image, text string) (map[glyph]byte, error) {
 	return letters, nil
 }
 
-// readScreen returns the text that a picture of a VGA text mode shows. Each glyph that is not in letters becomes U+FFFD.
-// Spaces at the end of lines, and empty lines at the end, are removed. The cursor at the end of want becomes a space.
+// readScreen returns the text in a picture of VGA text mode. Each glyph that is not in letters becomes U+FFFD. Spaces
+// at the end of lines, and empty lines at the end, are removed. The cell after the last character of want, where the
+// cursor is, becomes a space.
 func readScreen(p image.Image, letters map[glyph]byte, want string) string {
 	lines := strings.Split(want, "\n")
 	cursor := image.Pt(len(lines[len(lines)-1]), len(lines)-1)
@@ -116,7 +118,7 @@ func compareScreen(p image.Image) error {
 		return fmt.Errorf("%s: %w", screenFile, err)
 	}
 	if got, want := p.Bounds().Size(), reference.Bounds().Size(); got != want {
-		return fmt.Errorf("the picture has %v pixels, and the reference %v", got, want)
+		return fmt.Errorf("the picture has the size %v, and the reference picture %v", got, want)
 	}
 	if got := readScreen(p, letters, bootScreen); got != strings.TrimRight(bootScreen, " ") {
 		return fmt.Errorf("the screen shows:\n%s", got)
@@ -124,7 +126,7 @@ func compareScreen(p image.Image) error {
 	return nil
 }
 
-// drawn returns a picture that consists of the pixels of p at the positions that from returns.
+// drawn returns a picture of the size of p. Its pixel at x, y is the pixel of p at from(x, y).
 func drawn(p image.Image, from func(x, y int) (int, int)) image.Image {
 	out := image.NewRGBA(p.Bounds())
 	for y := range p.Bounds().Dy() {
@@ -165,13 +167,14 @@ func TestCompareScreen(t *testing.T) {
 	require.ErrorContains(t, compareScreen(half), "the reference")
 }
 
-// vncViewer is a client of the RFB protocol 3.8 (RFC 6143), which knows only the encoding Raw.
+// vncViewer is a client of the RFB protocol 3.8 (RFC 6143). It supports only the encoding Raw.
 type vncViewer struct {
 	conn net.Conn
 	size image.Point
 }
 
-// openVNC does the handshake on a connection to a display. The connection must end with the test.
+// openVNC connects to a VNC display and completes the handshake. All calls fail after the deadline of ctx. The caller
+// must close conn.
 func openVNC(ctx context.Context, address string) (*vncViewer, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
@@ -197,7 +200,7 @@ func (v *vncViewer) read(n int) ([]byte, error) {
 	return data, err
 }
 
-// answers sends a message and reads an answer of n bytes.
+// answers sends a message and reads a reply of n bytes.
 func (v *vncViewer) answers(message []byte, n int) ([]byte, error) {
 	if _, err := v.conn.Write(message); err != nil {
 		return nil, err
@@ -208,12 +211,13 @@ func (v *vncViewer) answers(message []byte, n int) ([]byte, error) {
 // expect returns err, or an error if got is not want.
 func expect(what string, got []byte, want string, err error) error {
 	if err == nil && string(got) != want {
-		err = fmt.Errorf("%s of the display is %q", what, got)
+		err = fmt.Errorf("%s of the display is %q, want %q", what, got, want)
 	}
 	return err
 }
 
-// greet does the handshake without authentication. It asks for pixels of 32 bits, in the order blue, green, red.
+// greet performs the RFB handshake without authentication, and requests 32-bit pixels with the bytes blue, green, red
+// and a padding byte.
 func (v *vncViewer) greet() error {
 	version, err := v.read(12)
 	if err := expect("the version", version, "RFB 003.008\n", err); err != nil {
@@ -227,7 +231,7 @@ func (v *vncViewer) greet() error {
 	if err := expect("the security result", result, "\x00\x00\x00\x00", err); err != nil {
 		return err
 	}
-	first, err := v.answers([]byte{1}, 24) // other viewers may stay connected
+	first, err := v.answers([]byte{1}, 24) // 1 is the shared flag: other viewers stay connected
 	if err != nil {
 		return err
 	}
@@ -241,7 +245,7 @@ func (v *vncViewer) greet() error {
 	return err
 }
 
-// picture asks for the whole display, and returns it when each pixel has been received.
+// picture requests the contents of the whole display, and returns them when all pixels have been received.
 func (v *vncViewer) picture() (image.Image, error) {
 	request := []byte{3, 0, 0, 0, 0, 0}
 	request = binary.BigEndian.AppendUint16(request, uint16(v.size.X))
@@ -255,8 +259,8 @@ func (v *vncViewer) picture() (image.Image, error) {
 		if err != nil {
 			return nil, err
 		}
-		if head[0] != 0 { // only updates are asked for
-			return nil, fmt.Errorf("message %d of the display", head[0])
+		if head[0] != 0 { // any message but FramebufferUpdate is unexpected
+			return nil, fmt.Errorf("the display sent an unexpected message of type %d", head[0])
 		}
 		for range binary.BigEndian.Uint16(head[2:]) {
 			drew, err := v.rectangle(out)
@@ -277,7 +281,7 @@ func (v *vncViewer) rectangle(out *image.RGBA) (drew int, err error) {
 	}
 	field := func(i int) int { return int(binary.BigEndian.Uint16(head[2*i:])) }
 	if encoding := binary.BigEndian.Uint32(head[8:]); encoding != 0 {
-		return 0, fmt.Errorf("encoding %d", encoding)
+		return 0, fmt.Errorf("the display sent the unsupported encoding %d", encoding)
 	}
 	pixels, err := v.read(4 * field(2) * field(3))
 	if err != nil {

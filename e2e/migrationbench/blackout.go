@@ -26,7 +26,7 @@ func (n neighbour) run(ctx context.Context, script string) (string, error) {
 
 // blackoutOf calls move while the neighbour pings an address, and returns the longest time between two replies.
 func (n neighbour) blackoutOf(ctx context.Context, address string, move func() error) (time.Duration, error) {
-	// A ping that was left by a call that failed has the old file open.
+	// Remove the file first: a ping process that a failed call has left running still writes to the old file.
 	start := fmt.Sprintf("rm -f /tmp/ping; ping -i %.2f %s >/tmp/ping 2>&1 </dev/null & echo $! >/tmp/pinger; "+
 		"until grep -q seq= /tmp/ping; do sleep 0.1; done", pingInterval.Seconds(), address)
 	if _, err := n.run(ctx, start); err != nil {

@@ -80,7 +80,7 @@ func main() {
 		os.Exit(again())
 	}
 	if lab.IsInit() {
-		// libvirt waits 40 s for each QEMU that it has killed and that nobody reaps.
+		// Reap child processes as process 1. Otherwise libvirt waits 40 s for each QEMU process that it has killed.
 		os.Exit(lab.Init())
 	}
 	b.parts = strings.Split(run, ",")

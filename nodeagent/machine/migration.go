@@ -300,7 +300,8 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 	p := Plan{Observed: cloud.ObservedLaunching, Wait: pollInterval}
 	phase := m.GetPhase()
 	if phase == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER {
-		p.Wait = pausedInterval // QEMU sends no event when it has the complete state. The guest is paused until then.
+		// QEMU sends no event when it has received the complete state. The guest is paused until the agent continues it.
+		p.Wait = pausedInterval
 	}
 	switch {
 	case o.Guest == None:

@@ -119,8 +119,8 @@ func (h *paper) doMigration(p Plan) {
 	}
 }
 
-// TestTransferStatus checks that a source does not take the status of an earlier migration in QEMU for that of the
-// present attempt, also if the agent was restarted before it made QEMU send memory.
+// TestTransferStatus checks that transferStatus ignores the status of an earlier migration that QEMU still reports,
+// also if the agent was restarted before it sent the command migrate to QEMU.
 func TestTransferStatus(t *testing.T) {
 	source, handedOver := Migrations{Outgoing: 7}, Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}
 	for _, c := range []struct {

@@ -132,9 +132,10 @@ func (v *VM) observeTransfer(ctx context.Context) Transfer {
 
 // transferStatus returns Transfer.Status for the state m of QEMU. A QEMU that was the target or the source of an earlier
 // migration reports the status of that migration until it sends memory itself. For a source that has not yet made QEMU
-// send memory, transferStatus therefore returns "". The parameter begun means that an agent has begun SendState. It may
-// have ended before it sent the command to QEMU. The status completed is then also of an earlier migration, unless the
-// source has handed the guest over: QEMU does not complete a migration before.
+// send memory, transferStatus therefore returns "". The parameter begun is true if an agent has called SendState, even
+// if that agent ended before it sent the command to QEMU. QEMU cannot complete the current attempt until the source has
+// handed the guest over. Until then, the status completed belongs to an earlier migration, and transferStatus returns
+// "".
 func transferStatus(r Migrations, begun bool, m qemu.Migration) string {
 	switch {
 	case m.Status == "none", r.sending() && !begun && !m.Active():

@@ -13,9 +13,9 @@ type Images struct {
 
 var (
 	cacheImages    = desc("image_cache_images", "Images in the cache of the host.")
-	cacheBytes     = desc("image_cache_bytes", "Bytes that the image cache takes.")
-	cacheLimit     = desc("image_cache_limit_bytes", "Limit of the image cache; 0 before it was checked once.")
-	cacheFetches   = desc("image_fetches_total", "Fetches of images from members.", "result")
+	cacheBytes     = desc("image_cache_bytes", "Disk space that the image cache uses.")
+	cacheLimit     = desc("image_cache_limit_bytes", "Maximum size of the image cache; 0 until the agent has checked the size for the first time.")
+	cacheFetches   = desc("image_fetches_total", "Fetches of images from members, by result.", "result")
 	cacheFetched   = desc("image_fetched_bytes_total", "Bytes of images that were fetched from members.")
 	cacheEvictions = desc("image_cache_evictions_total", "Unused images that were removed to keep the limit of the cache.")
 )

@@ -37,14 +37,14 @@ type VolumeIO struct{ ReadBytes, WrittenBytes, Reads, Writes uint64 }
 var (
 	poolBytes       = desc("pool_bytes", "Size of the file system of the storage pool.", "pool")
 	poolFree        = desc("pool_free_bytes", "Free space of the file system of the storage pool.", "pool")
-	volumeBytes     = desc("volume_bytes", "Size of the volume as its guest sees it.", "volume")
+	volumeBytes     = desc("volume_bytes", "Virtual size of the volume.", "volume")
 	volumeAllocated = desc("volume_allocated_bytes", "Bytes that the volume takes in its storage pool.", "volume")
 	volumeFailed    = desc("volume_failed", "1 if the volume cannot be used.", "volume")
 	volumeRead      = desc("volume_read_bytes_total", "Bytes that the guest read from the volume.", "volume")
 	volumeWritten   = desc("volume_written_bytes_total", "Bytes that the guest wrote to the volume.", "volume")
 	volumeReads     = desc("volume_reads_total", "Reads of the guest from the volume.", "volume")
 	volumeWrites    = desc("volume_writes_total", "Writes of the guest to the volume.", "volume")
-	snapshots       = desc("snapshots_total", "Snapshots of volumes since the agent started.", "result")
+	snapshots       = desc("snapshots_total", "Snapshots of volumes, by result.", "result")
 )
 
 var storageDescs = []*prometheus.Desc{

@@ -47,7 +47,8 @@ type labHost struct {
 
 var labs atomic.Int32
 
-// removeLeft removes the namespaces of labs whose test process was killed. The PID of that process is in their names.
+// removeLeft removes the namespaces of labs whose test process was killed. The name of a namespace contains the PID of
+// its test process.
 func removeLeft() error {
 	name := regexp.MustCompile(`^nd(\d+)-\d+-`)
 	all, err := os.ReadDir(namespaceDir)

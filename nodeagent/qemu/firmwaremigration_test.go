@@ -156,7 +156,7 @@ func TestMigrateFirmware(t *testing.T) {
 	target.command("b", "EFI UP boots=3 secure=1\n", 1)
 	require.False(t, bytes.Equal(source.nvram(), target.nvram()), "the NVRAM at the target has the new value")
 
-	// The way back, to a home that still has the files of the guest that has left it.
+	// Migrate the guest back to the first host, whose home still has the files from before the migration.
 	require.NoError(t, m.from.PowerOff(source.ctx))
 	back := migrationTo(target, source, m.to, m.files)
 	back.move()
@@ -166,8 +166,9 @@ func TestMigrateFirmware(t *testing.T) {
 	require.NoError(t, back.to.PowerOff(source.ctx))
 }
 
-// TestIncompleteFirmware ends the target of a migration before and after it has the state of the TPM. Before, the target
-// must not start the VM, which would get a new TPM. After SyncFirmware it may, and then has the TPM of the source.
+// TestIncompleteFirmware kills the target's QEMU twice: before it has received the state of the TPM, and after
+// SyncFirmware. The first time, the target must refuse to start the VM, because the VM would get a new TPM. The second
+// time, the target must start the VM with the state of the source's TPM.
 func TestIncompleteFirmware(t *testing.T) {
 	source, s := tpmLab(t)
 	target, _ := tpmLab(t)
@@ -198,7 +199,7 @@ func TestIncompleteFirmware(t *testing.T) {
 	m.status(m.to, "completed")
 	require.ErrorIs(t, start(), ErrRunning)
 	require.NoError(t, m.to.SyncFirmware())
-	require.NoError(t, m.to.SyncFirmware(), "it can be repeated")
+	require.NoError(t, m.to.SyncFirmware(), "a second call of SyncFirmware must succeed")
 	require.NoError(t, m.to.Kill(target.ctx))
 	require.NoError(t, start())
 }

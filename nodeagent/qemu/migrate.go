@@ -75,7 +75,9 @@ func (p *Process) ResumeMigrated(ctx context.Context, keys map[string]Key) error
 	if err := os.Remove(p.home.path(migratingName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("resume guest after a migration: %w", err)
 	}
-	_ = p.removeHold(ctx) // QEMU may have refused it in CancelMigration or EndIncoming. SendRunning tries again.
+	// QEMU may have refused to remove the hold node in CancelMigration or EndIncoming. If it refuses again, SendRunning
+	// repeats the removal.
+	_ = p.removeHold(ctx)
 	return nil
 }
 

@@ -87,9 +87,10 @@ func (p *Process) StopGuest(ctx context.Context) error {
 // not show who stopped the guest. QEMU resumes a guest that it stopped by itself if the target does not confirm the
 // state. If only the confirmation was lost, the guest would run on both hosts.
 //
-// A guest that is suspended (ACPI S3) cannot be stopped: QEMU ignores the command, and wakes the guest before it
-// completes. stopForMigration returns errSuspended for it before it changes anything. It does the same, with another
-// error, if the TPM's process has ended: QEMU could not send the TPM's state after the guest was handed over.
+// A guest that is suspended (ACPI S3) cannot be stopped: QEMU ignores the command stop, and wakes the guest before the
+// migration completes. For such a guest, stopForMigration returns errSuspended and changes nothing. If the TPM's
+// process has ended, stopForMigration returns errTPMEnded and changes nothing, because QEMU could not send the TPM's
+// state after the guest has been handed over.
 func (p *Process) stopForMigration(ctx context.Context) error {
 	s, err := p.Status(ctx)
 	if err != nil {
@@ -150,7 +151,8 @@ func (p *Process) HandOver(ctx context.Context) error {
 }
 
 const (
-	// holdNode is the name of the block node of addHold and of its bitmap. It is the same at the source and the target.
+	// holdNode is the name of the hold node, which is the block node of addHold, and of its bitmap. It is the same at
+	// the source and the target.
 	holdNode = "migration-hold"
 	// holdBits is the number of bits in the bitmap. QEMU counts each as one byte that it must send.
 	holdBits = 64 << 20
@@ -173,12 +175,12 @@ func addHold(ctx context.Context, conn *qmp.Conn) error {
 	return conn.Do(ctx, "block-dirty-bitmap-add", object{"node": holdNode, "name": holdNode, "granularity": holdGranularity}, nil)
 }
 
-// addHoldNode adds the block node of addHold. The target needs only the node.
+// addHoldNode adds the hold node. The target needs only the node.
 func addHoldNode(ctx context.Context, conn *qmp.Conn) error {
 	return conn.Do(ctx, "blockdev-add", object{"driver": "null-co", "node-name": holdNode, "size": uint64(holdBits) * holdGranularity}, nil)
 }
 
-// removeHold removes the block node of addHold, with its bitmap. It does nothing if the node does not exist.
+// removeHold removes the hold node, with its bitmap. It does nothing if the node does not exist.
 func (p *Process) removeHold(ctx context.Context) error {
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		nodes, err := queryNodes(ctx, conn)

@@ -81,7 +81,7 @@ func TestHandOverOfRunningGuest(t *testing.T) {
 	require.NotContains(t, names, holdNode)
 }
 
-// useHold makes another node use the node of addHold, so that QEMU refuses to remove it.
+// useHold makes another node use the hold node, so that QEMU refuses to remove the hold node.
 func (l *lab) useHold(p *Process) {
 	l.Helper()
 	require.NoError(l, p.call(l.ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
@@ -89,8 +89,8 @@ func (l *lab) useHold(p *Process) {
 	}))
 }
 
-// TestHoldThatStays ends a migration while QEMU refuses to remove the node of addHold. The guest must run again all the
-// same, at the source after a cancelled attempt, and at the target after a complete one.
+// TestHoldThatStays ends a migration while QEMU refuses to remove the hold node. The guest must still run again: on the
+// source after a cancelled attempt, and on the target after a completed one.
 func TestHoldThatStays(t *testing.T) {
 	for _, moves := range []bool{false, true} {
 		m := newMigration(t)
@@ -116,8 +116,8 @@ func TestHoldThatStays(t *testing.T) {
 	}
 }
 
-// TestMigrationOfSuspendedGuest suspends a guest to RAM when its disks are copied. QEMU would wake it by itself before the
-// migration completes. Such a guest is therefore not stopped for the migration, and stays suspended.
+// TestMigrationOfSuspendedGuest suspends a guest to RAM after its disks have been copied. QEMU would wake the guest
+// before the migration completes. SendState and StopGuest must therefore fail, and the guest must stay suspended.
 func TestMigrationOfSuspendedGuest(t *testing.T) {
 	m := newMigration(t)
 	m.mirrored()

@@ -147,8 +147,8 @@ func (p *Process) removeMirrorNodes(ctx context.Context) error {
 
 // CancelMigration ends the migration in the QEMU of a source and removes all parts of it. It returns after QEMU has
 // stopped sending. The caller must first close the streams (tunnel.Stop), because a copy whose peer does not answer
-// would delay CancelMigration. A guest that was stopped for the migration stays stopped until ResumeMigrated. If QEMU
-// refuses to remove the node of addHold, which nothing depends on, CancelMigration returns no error.
+// would delay CancelMigration. A guest that was stopped for the migration stays stopped until ResumeMigrated.
+// CancelMigration ignores it if QEMU refuses to remove the hold node, because nothing depends on this node.
 func (p *Process) CancelMigration(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, mirrorEndTimeout)
 	defer cancel()

@@ -60,8 +60,8 @@ func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) e
 }
 
 // EndIncoming stops the NBD server of a target that has the complete state, and removes all other parts of the migration
-// from QEMU. It can be repeated. If QEMU refuses to remove the node of addHold, which nothing depends on, EndIncoming
-// returns no error.
+// from QEMU. The call can be repeated. EndIncoming ignores it if QEMU refuses to remove the hold node, because nothing
+// depends on this node.
 func (p *Process) EndIncoming(ctx context.Context) error {
 	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return refused(conn.Do(ctx, "nbd-server-stop", nil, nil))

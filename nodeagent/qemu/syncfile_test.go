@@ -26,7 +26,7 @@ func TestSyncFile(t *testing.T) {
 	case err := <-done:
 		require.Error(t, err)
 	case <-time.After(10 * time.Second):
-		f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // ends the open of syncFile
+		f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // unblocks the call of open in syncFile
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
 		t.Fatal("syncFile waits for a writer of the pipe")

@@ -187,7 +187,8 @@ func (p *Process) watchTPM() {
 // the VM is stopped and started. The state of the TPM is kept.
 func (p *Process) TPMLost() bool { return p.tpmLost.Load() && !p.gone.Load() }
 
-// checkTPM returns an error if TPMLost returns true for a VM with a TPM. The state of its TPM cannot be migrated.
+// checkTPM returns errTPMEnded if the VM has a TPM whose process has ended. QEMU cannot migrate the state of such a
+// TPM.
 func (p *Process) checkTPM() error {
 	if p.Record().Spec.TPM && p.TPMLost() && !mutant.On(mutant.MigrateLostTPM) {
 		return errTPMEnded

@@ -92,7 +92,8 @@ func TestTPMConfinement(t *testing.T) {
 }
 
 // TestTPMEnds kills swtpm while QEMU runs. TPMLost must return true, also for a Process that adopts QEMU afterwards.
-// The VM cannot be migrated then, and its guest goes on. The next start of the VM must have a TPM with the same state.
+// Then the VM must not be migrated, and its guest must continue. The next start of the VM must have a TPM with the same
+// state.
 func TestTPMEnds(t *testing.T) {
 	l, s := tpmLab(t)
 	p := l.launch(s, Files{})

@@ -49,9 +49,9 @@ type process struct {
 	memory net.Conn
 
 	mu   sync.Mutex
-	open map[string]bool // streams that were opened
-	// waiting is the source's connection for the stream Memory until its first byte arrives. The stream is not in open
-	// until then.
+	open map[string]bool // names of the streams that were opened once; they cannot be opened again
+	// waiting is the newest connection for the stream Memory on which no byte has arrived yet, or nil. The stream
+	// Memory is not in open before its first byte has arrived.
 	waiting net.Conn
 }
 
@@ -316,9 +316,9 @@ func (p *process) openAtTarget(ctx context.Context, raw net.Conn, verified func(
 	return conn, local, nil
 }
 
-// connectQEMU connects to QEMU for the stream that the source has requested on conn with line. It returns an error if
+// connectQEMU connects to QEMU for the stream that the source has requested with line on conn. It returns an error if
 // the stream was opened before. For the stream Memory, the caller must call awaitMemory before it uses the result.
-// A connection that waits there already is closed.
+// connectQEMU closes an earlier connection for the stream Memory on which no byte has arrived yet.
 func (p *process) connectQEMU(ctx context.Context, line string, conn net.Conn) (duplex, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -343,12 +343,12 @@ func (p *process) connectQEMU(ctx context.Context, line string, conn net.Conn) (
 }
 
 // awaitMemory waits for the first byte on a connection for the stream Memory, and then marks the stream as opened. It
-// returns conn with this byte. It returns an error if conn ends before, or if the source has requested the stream on a
-// later connection.
+// returns a connection that first reads this byte and then reads from conn. It returns an error if conn ends before the
+// first byte arrives, or if the source has requested the stream again on a later connection.
 //
-// The agent of the source can end after it has requested the stream, and before its QEMU has got the connection. QEMU at
-// the target must not see the end of that connection, because QEMU would end too, and the next agent could not continue
-// the migration.
+// The agent of the source may end after it has requested the stream and before it has passed the connection to QEMU.
+// The target's QEMU must not read the end of this connection: it would exit, and the next agent of the source could not
+// continue the migration.
 func (p *process) awaitMemory(conn duplex) (duplex, error) {
 	first := make([]byte, 1)
 	_, err := io.ReadFull(conn, first)
@@ -365,7 +365,7 @@ func (p *process) awaitMemory(conn duplex) (duplex, error) {
 	return &readAhead{duplex: conn, data: first}, nil
 }
 
-// readAhead is a connection from which data was read already.
+// readAhead is a connection of which some data has been read already. Read returns this data first.
 type readAhead struct {
 	duplex
 	data []byte

@@ -9,8 +9,8 @@
 //
 //   - The process of the target listens at a TCP port of the host. It accepts only the peer and the attempt of its
 //     [Config]. It connects a stream of memory to a socket that it has inherited and whose other end QEMU has. It
-//     connects a stream of a disk to QEMU's NBD server. It accepts each stream only once. The stream of memory counts
-//     from its first byte on: until then, the source can open it again.
+//     connects a stream of a disk to QEMU's NBD server. It accepts each stream only once. The stream of memory is
+//     accepted when its first byte arrives: before that, the source can open the stream again.
 //   - The process of the source listens at a unix socket in its directory. [Dial] connects to this socket and names a
 //     stream. The process then connects to the target. The caller of Dial passes the connection to QEMU.
 //

@@ -140,9 +140,10 @@ func TestStreams(t *testing.T) {
 	require.ErrorContains(t, err, "expects no such stream")
 }
 
-// TestUnusedMemoryStream closes the stream of memory before the source has sent data, as the end of the source's agent
-// does. QEMU at the target must not see this end. The source must be able to open the stream again, also while the
-// target has not seen the end of the first one. After the first byte, the stream cannot be opened again.
+// TestUnusedMemoryStream closes the stream of memory before the source has sent data. This happens if the source's
+// agent ends. The target's QEMU must not read an end of the stream. The source must be able to open the stream again,
+// even if the target has not noticed yet that the first connection was closed. After the first byte, the stream cannot
+// be opened again.
 func TestUnusedMemoryStream(t *testing.T) {
 	h := newHosts(t)
 	h.start()

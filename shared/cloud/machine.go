@@ -49,7 +49,8 @@ const (
 	FeatureEncryptedMigration = "encrypted-volume-migration"
 	// FeatureFirmwareMigration: the agent can migrate VMs with UEFI, a TPM, a CD-ROM drive or a rescue disk.
 	FeatureFirmwareMigration = "firmware-migration"
-	// FeatureRunningMigration: the agent can receive the memory of a guest that runs while it is sent.
+	// FeatureRunningMigration: as the target of a migration, the agent can receive memory while the guest runs on the
+	// source.
 	FeatureRunningMigration = "running-migration"
 	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).
 	FeatureGuestCalls = "guest-calls"

@@ -40,8 +40,8 @@ type Migration struct {
 	// DowntimeMS is the time for which the guest has been paused, in milliseconds: the greatest value that the source has
 	// reported.
 	DowntimeMS uint32
-	// PausedAt is when the guest was paused for the switchover: the time of the commit, less DowntimeMS at that time. It is
-	// 0 before the switchover.
+	// PausedAt is the time at which the source paused the guest for the switchover. It is computed: the time of the
+	// commit minus the DowntimeMS that the source had reported by then. It is 0 before the switchover.
 	PausedAt Time `cbor:",omitempty"`
 	// Choice says why the target was chosen (see Choice.Reason).
 	Choice string `cbor:",omitempty"`
@@ -62,8 +62,8 @@ type MigrationResult struct {
 	Moved        bool
 	Reason       string
 	Began, Ended Time
-	// DowntimeMS is the time for which the guest was paused, in milliseconds. If the target became the VM's host, it is the
-	// time until the control plane received the report that the guest runs there.
+	// DowntimeMS is the duration of the pause of the guest, in milliseconds. If the migration succeeded, the pause ends
+	// when the control plane receives the report that the guest runs on the target.
 	DowntimeMS uint32
 }
 

@@ -28,11 +28,11 @@ const (
 	BootWithoutKeys    = "boot-without-keys"    // a VM with secure boot gets an NVRAM without keys: nodeagent/qemu
 	ShareTPMUser       = "share-tpm-user"       // a VM's TPM has the uid of its QEMU: nodeagent/qemu
 	SkipNVRAMCopy      = "skip-nvram-copy"      // a migration does not copy the NVRAM before the switchover: nodeagent/qemu
-	MigrateLostTPM     = "migrate-lost-tpm"     // a VM whose TPM has ended is migrated: nodeagent/qemu
+	MigrateLostTPM     = "migrate-lost-tpm"     // a VM is migrated although the process of its TPM has ended: nodeagent/qemu
 	MigrateSuspended   = "migrate-suspended"    // a guest in the ACPI state S3 is handed over to the target of a migration: nodeagent/qemu
-	StartIncomplete    = "start-incomplete"     // a VM starts from the incomplete state of the firmware of a failed migration: nodeagent/qemu
+	StartIncomplete    = "start-incomplete"     // a VM is started from an incomplete NVRAM or TPM state, which a failed migration has left: nodeagent/qemu
 	AcceptUnsynced     = "accept-unsynced"      // the target of a migration runs a guest without the state of its firmware: nodeagent/qemu
-	LeaveHostState     = "leave-host-state"     // after a failed migration, a VM stays with the target without the state of its TPM: shared/cloud
+	LeaveHostState     = "leave-host-state"     // a VM is assigned to the failed target of a migration, which does not have the state of its TPM: shared/cloud
 	ReuseLiveUID       = "reuse-live-uid"       // a VM gets a uid under which a process runs: nodeagent/qemu
 	AcceptTruncated    = "accept-truncated"     // the end of a truncated backup counts as its regular end: controlplane/engine/backup
 	KeepInvalidStreams = "keep-invalid-streams" // open streams go on after their token became invalid: controlplane/edge/rpc
@@ -237,7 +237,7 @@ const (
 	CopyNewWritesOnly       = "copy-new-writes-only"      // the content that a disk has when its migration begins is not copied: nodeagent/qemu
 	KeepStandbyHost         = "keep-standby-host"         // a host keeps a volume after a migration to or from it has ended: controlplane/compute/vm
 	MigrateBesideOldAgent   = "migrate-beside-old-agent"  // a VM with a volume in a shared pool is migrated although an old agent uses the pool: controlplane/compute/vm
-	CommitBesideOldAgent    = "commit-beside-old-agent"   // the switchover of a VM with a volume in a shared pool is committed although an old agent uses the pool by now: controlplane/compute/vm
+	CommitBesideOldAgent    = "commit-beside-old-agent"   // a switchover is committed although a host with an old agent has joined the pool of a volume: controlplane/compute/vm
 	FreeMigratedVolume      = "free-migrated-volume"      // an RBD volume of a VM that is deleted after a switchover is free although the source may run the guest: controlplane/compute/vm
 	OpenStandbyVolume       = "open-standby-volume"       // a host whose VM runs elsewhere opens a volume for writing: nodeagent/storage
 	StandbyWithoutLock      = "standby-without-lock"      // the target of a migration opens a file without a lock: nodeagent/volume

@@ -58,7 +58,7 @@ func TestTokenNeedsACorrectPassword(t *testing.T) {
 	}
 	succeeded, failed := w.first.Logins()
 	require.EqualValues(t, 2, succeeded)
-	require.EqualValues(t, 6, failed, "calls without a password are no attempts")
+	require.EqualValues(t, 6, failed, "a call without a password must not count as an attempt")
 }
 
 // TestNewPasswordRevokesTokens checks that a new password invalidates all earlier tokens of the user on every member,

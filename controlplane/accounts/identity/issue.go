@@ -191,13 +191,13 @@ func (s *Service) note(q tokenRequest, scope cloud.Tenant, method string, proof 
 	s.opts.Audit.Note(r)
 }
 
-// logins counts the attempts to authenticate with a password, a secret or a token of another provider since the member
-// started.
+// logins counts the attempts to authenticate with a password, a client secret or an ID token of an OIDC provider since
+// the member started.
 type logins struct{ succeeded, failed atomic.Int64 }
 
-// Logins returns how many attempts to authenticate with a password, a secret or a token of another provider have
-// succeeded and failed on this member since it started. It does not count calls that were refused before the check,
-// for example because of their rate.
+// Logins returns how many attempts to authenticate with a password, a client secret or an ID token of an OIDC provider
+// have succeeded and failed on this member since the member started. It does not count calls that were refused before
+// the credential was checked, for example by the rate limit.
 func (s *Service) Logins() (succeeded, failed int64) {
 	return s.logins.succeeded.Load(), s.logins.failed.Load()
 }

@@ -83,9 +83,9 @@ func network(r *http.Request) string {
 	return rpc.NetworkOf(net.TCPAddrFromAddrPort(from)).String()
 }
 
-// serveSocket uses the ticket, opens the console and then the websocket, and copies data until one side ends. It returns
-// began false if no websocket was opened, and an error only then. A caller who has too many open streams, or who is not
-// authorized, keeps the ticket.
+// serveSocket redeems the ticket, opens the console and then the websocket, and copies data until one side ends. If no
+// websocket was opened, began is false and err is the reason. Otherwise err is nil. If the caller has too many open
+// streams, or is not authorized, serveSocket does not redeem the ticket, so that the caller can use it again.
 func (s *Service) serveSocket(ctx context.Context, w http.ResponseWriter, r *http.Request, used redeemed, token string) (began bool, err error) {
 	ctx, end, err := s.sockets.begin(ctx)
 	if err != nil {

@@ -154,8 +154,8 @@ func TestWebsocketsCountAsStreams(t *testing.T) {
 	require.NoError(t, err, "the refused websocket has used up its ticket")
 }
 
-// TestTicketOpensOneConsole uses one ticket for many websockets at the same time. All of them have looked the ticket up
-// before one of them uses it.
+// TestTicketOpensOneConsole opens five websockets with one ticket at the same time. All five look up the ticket before
+// the first one redeems it. Only one websocket must be opened.
 func TestTicketOpensOneConsole(t *testing.T) {
 	const n = 5
 	w := newWorld(t)

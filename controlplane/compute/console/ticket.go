@@ -126,19 +126,20 @@ func errBadTicket() error {
 	return fault.New(fault.Unauthenticated, "the ticket is unknown, expired or used already: create another one")
 }
 
-// lookup returns what a ticket permits and the token of the user who created the ticket, without using the ticket. It
-// returns Unauthenticated if the ticket is not valid.
+// lookup returns the tenant and the console session of a ticket, and the token of the user who created the ticket. It
+// does not redeem the ticket. It returns Unauthenticated if the ticket is not valid.
 func (s *Service) lookup(ctx context.Context, text string) (redeemed, string, error) {
 	return s.callForTicket(ctx, text, lookupTicketCommand)
 }
 
-// redeem uses a ticket. Of several calls with the same ticket, one succeeds. redeem returns the same as lookup.
+// redeem marks a ticket as used, and returns the same values as lookup. Only one of several calls with the same ticket
+// succeeds. The others return Unauthenticated.
 func (s *Service) redeem(ctx context.Context, text string) (redeemed, string, error) {
 	return s.callForTicket(ctx, text, redeemTicketCommand)
 }
 
-// callForTicket calls a command of the leader with the ID and the secret in the text of a ticket, and decrypts the token in
-// the result.
+// callForTicket parses the text of a ticket, calls command on the leader with the ID and the secret of the ticket, and
+// decrypts the token in the result.
 func (s *Service) callForTicket(ctx context.Context, text string, command *leader.Command[*Service, redemption, redeemed]) (redeemed, string, error) {
 	parts := strings.Split(text, ".")
 	if len(parts) != 3 || len(text) > maxTicket {
@@ -163,7 +164,7 @@ type redemption struct {
 	Secret  [32]byte
 }
 
-// read returns what the ticket of q permits. It returns Unauthenticated if the ticket is not valid.
+// read returns the access that the ticket of q grants. It returns Unauthenticated if the ticket is not valid.
 func (q redemption) read(r store.Reader, now cloud.Time) (redeemed, error) {
 	t, err := tickets.Get(r, string(q.Project), q.ID)
 	if err != nil {

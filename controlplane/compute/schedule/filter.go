@@ -12,8 +12,8 @@ import (
 // a search examines.
 type filter struct {
 	excludes func(*host, *query) bool
-	// reason returns a Refusal with Reason, with Group unless Group equals Reason, and with Kind unless it is the field
-	// kind.
+	// reason returns the Refusal of an excluded host. It always sets Reason. An empty Group means that Group equals
+	// Reason. An empty Kind means the field kind of this filter.
 	reason func(*host, *query) Refusal
 	kind   Kind
 }

@@ -88,23 +88,24 @@ type Refusal struct {
 	Reason string
 	// Group is Reason without the numbers that differ between hosts. Summarize counts refusals by Group.
 	Group string
-	// Kind is the rule that excluded the host: one of a few constants, for metrics.
+	// Kind is the rule that excluded the host. It has few values, so that it can be the label of a metric.
 	Kind Kind
 }
 
-// Kind is the rule by which a host was excluded.
+// Kind names a placement rule that excludes hosts. The values are in the label reason of
+// trivet_placement_refused_hosts_total.
 type Kind string
 
-// The values of Kind. The values for a lack of capacity are the names of resources.
+// The values of Kind. If a host has too little of a resource, the value is the name of the resource.
 const (
 	KindState        Kind = "state"
 	KindHypervisor   Kind = "hypervisor"
 	KindArchitecture Kind = "architecture"
 	KindCPUModel     Kind = "cpu_model"
 	KindFeature      Kind = "feature"
-	KindFull         Kind = "full_meanwhile" // another placement has taken the capacity, or the host was deleted
+	KindFull         Kind = "full_meanwhile" // another placement used the capacity meanwhile, or the host was deleted
 	KindCheck        Kind = "network_or_volume"
-	KindOtherHost    Kind = "not_the_required_host"
+	KindOtherHost    Kind = "not_the_required_host" // the VM must be on another host
 	KindLabels       Kind = "labels"
 	KindAntiAffinity Kind = "anti_affinity"
 	KindAffinity     Kind = "affinity"

@@ -71,7 +71,7 @@ type snapshot struct {
 	// tenants has the tenant of each VM, and nodes the record of each host.
 	tenants map[cloud.VMID]cloud.Tenant
 	nodes   map[cloud.NodeID]*cloud.Node
-	agents  poolAgents
+	agents  poolAgents // hosts with old agents, read when they are first needed
 	// failed is the first error of a Request.Check, which cannot return errors.
 	failed error
 }

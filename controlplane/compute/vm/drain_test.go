@@ -135,7 +135,8 @@ func TestDrain(t *testing.T) {
 	require.Equal(t, cloud.Running, w.get(low).State, "only two VMs leave at a time")
 	w.arrive(high)
 	w.awaitMigrations(1)
-	require.Contains(t, w.progress(h1), "high MOVED h2", "the VM is shown also before the next step of the drain")
+	require.Contains(t, w.progress(h1), "high MOVED h2",
+		"GetDrain must contain the moved VM before the next step of the drain")
 	w.stepDrains()
 	require.Equal(t, cloud.Migrating, w.get(low).State)
 	w.arrive(middle)

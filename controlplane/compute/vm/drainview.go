@@ -144,7 +144,8 @@ func (s *Service) describeDrained(v *store.View, d *drained) (out []DrainedVM, e
 	return out, err
 }
 
-// hasLeft reports whether a VM has left the host by the migration of e, although settleDrained has not recorded it yet.
+// hasLeft reports whether the migration attempt that e records has moved vm away from host. It is true even if
+// settleDrained has not recorded the move yet.
 func hasLeft(vm *cloud.VM, e *node.DrainedVM, host cloud.NodeID) bool {
 	if vm == nil || vm.Node == host || vm.Migration != nil && vm.Migration.Attempt == e.Attempt {
 		return false

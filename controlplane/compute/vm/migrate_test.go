@@ -375,8 +375,8 @@ func TestMigrateWaits(t *testing.T) {
 	require.Equal(t, []any{cloud.Running, target}, []any{out.VM.State, out.VM.Node})
 }
 
-// TestSendRunningNeedsTheTarget checks that a source is told to send the memory of a running guest only if the agent of
-// the target reports that it can receive it.
+// TestSendRunningNeedsTheTarget checks that the assignment of the source has SendRunning only if the agent of the
+// target reports the feature running-migration.
 func TestSendRunningNeedsTheTarget(t *testing.T) {
 	for _, able := range []bool{false, true} {
 		w := newWorld(t)

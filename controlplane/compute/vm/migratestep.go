@@ -198,9 +198,9 @@ func (s *Service) stepMigration(ctx context.Context, one migrating) error {
 	return err
 }
 
-// migrationFacts returns the facts that the leader knows about the hosts of the VM's migration. TargetFenced and
-// SourceOff require a Fence record and a host that is Unresponsive. OldPoolAgent is determined only when the switchover is
-// due, because it needs the records of all hosts.
+// migrationFacts returns the facts about the hosts of the VM's migration. TargetFenced and SourceOff require a Fence
+// record and a host that is Unresponsive. migrationFacts determines OldPoolAgent only if the source is ready for the
+// switchover, because OldPoolAgent needs the records of all hosts.
 func (s *Service) migrationFacts(r store.Reader, vm *cloud.VM) (facts cloud.MigrationFacts, err error) {
 	m := vm.Migration
 	target, err := node.FenceOf(r, m.Target)

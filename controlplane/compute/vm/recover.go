@@ -263,9 +263,9 @@ func (s *Service) placePending(ctx context.Context) error {
 	return failed
 }
 
-// placeAgain places one PENDING VM, or writes the reason why it must wait to its record. The result soon is true if the
-// VM may be placed soon: its volumes are attached to its former host, or hosts have not sent the new leader a heartbeat
-// yet, or the records could not be read or written.
+// placeAgain places one PENDING VM, or records in the VM the reason why the VM must wait. The result soon is true if
+// the VM may be placed soon: its volumes are attached to its former host, or hosts have not sent the new leader a
+// heartbeat yet, or the records could not be read or written.
 func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed, soon bool, err error) {
 	var wait string
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {

@@ -277,8 +277,8 @@ func TestPriorityWhileVolumesAreAttached(t *testing.T) {
 }
 
 // TestPriorityAfterLeaderChange changes the leader while two VMs wait for a host. The only host with room for the VM with
-// the higher priority has not sent the new leader a heartbeat yet. The other VM must not be placed before that host
-// answers, or counts as unresponsive.
+// the higher priority has not sent the new leader a heartbeat yet. The other VM must not be placed before that host has
+// sent a heartbeat, or counts as unresponsive.
 func TestPriorityAfterLeaderChange(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		w := newWorld(t)

@@ -67,7 +67,7 @@ const (
 	// images.
 	ImagesDir = "images"
 	ImportDir = "import"
-	// BackupTimeFile contains the time at which this member has completed its last backup, in Unix seconds.
+	// BackupTimeFile contains the time of the last backup that this member completed, in Unix seconds.
 	BackupTimeFile = "backup-time"
 	// BackupDir and RestoreDir contain checkpoints temporarily, while a backup is written or restored.
 	BackupDir  = "backup.tmp"

@@ -69,7 +69,7 @@ func (s *server) CloneImage(_ context.Context, in *rbdv1.CloneImageRequest) (*em
 	return &emptypb.Empty{}, err
 }
 
-// cloneKey returns a text that is equal for requests to make the same image of the same snapshot.
+// cloneKey returns a key for in. Requests that clone the same snapshot to the same image have the same key.
 func cloneKey(in *rbdv1.CloneImageRequest) string {
 	of := in.GetParent()
 	return strings.Join([]string{

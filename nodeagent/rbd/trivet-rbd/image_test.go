@@ -50,8 +50,8 @@ func TestRemoveAll(t *testing.T) {
 	}
 }
 
-// TestRepeatedCloneWaits calls CloneImage while an earlier call with the same image and snapshot runs. It must wait for
-// that call and return its result. A call with another image does not wait.
+// TestRepeatedCloneWaits calls CloneImage while an earlier call with the same image and snapshot runs. The second call
+// must wait for the first one and return its result. A call with another image must not wait.
 func TestRepeatedCloneWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clone := func(image string) *rbdv1.CloneImageRequest {

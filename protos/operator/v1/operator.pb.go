@@ -2567,8 +2567,8 @@ type Migration struct {
 	// Bytes of memory and disks.
 	TotalBytes uint64 `protobuf:"varint,10,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	SentBytes  uint64 `protobuf:"varint,11,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
-	// How long the guest was paused, in milliseconds, until the control plane received the report that it runs at
-	// the target. 0 if it is not known.
+	// Time in milliseconds from the pause of the guest on the source until the control plane received the report that the
+	// guest runs on the target. 0 if the time is not known.
 	DowntimeMs    uint32 `protobuf:"varint,12,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -43,7 +43,7 @@ type World struct {
 	authority  *mtls.Authority
 	heartbeats vmv1.NodeServiceServer
 	hosts      int
-	endTerm    func() // ends Follow of the node service
+	endTerm    func() // stops the goroutine that runs Nodes.Follow, and waits for it
 }
 
 // New returns a World without hosts. It creates the org and the project of each tenant in tenants. change, if not nil,
@@ -85,7 +85,8 @@ func (w *World) Attach(guests node.VMController) {
 	w.endTerm = w.Go(w.Nodes.Follow)
 }
 
-// NewTerm makes the member a new leader: it has read the records of the hosts, and no host has sent it a heartbeat.
+// NewTerm simulates the start of a leader term: the member has read the records of the hosts, but no host has sent a
+// heartbeat to this leader yet.
 func (w *World) NewTerm() {
 	w.T.Helper()
 	w.endTerm()
@@ -93,7 +94,7 @@ func (w *World) NewTerm() {
 	w.AwaitFleet()
 }
 
-// Go runs f in a goroutine. The function stop cancels f's context and waits for f. It is called at the end of the test.
+// Go runs f in a goroutine. The function stop cancels f's context and waits for f. The end of the test also calls stop.
 func (w *World) Go(f func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
