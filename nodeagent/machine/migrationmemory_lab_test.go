@@ -70,6 +70,7 @@ func TestMigrationWhileRunning(t *testing.T) {
 	require.Equal(t, "active", m.memory().Status)
 	o := m.reports(m.source, cloud.MigrationAtSwitchover)
 	require.Positive(t, o.SentBytes)
+	require.Positive(t, o.DowntimeMS)
 	require.False(t, m.source.runs(m.vm.VmId))
 	m.enter(switchover)
 	m.reports(m.target, cloud.MigrationRunning)

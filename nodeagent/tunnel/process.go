@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -362,21 +363,14 @@ func (p *process) awaitMemory(conn duplex) (duplex, error) {
 		return nil, err
 	}
 	p.open[Memory] = true
-	return &readAhead{duplex: conn, data: first}, nil
+	return readAhead{duplex: conn, all: io.MultiReader(bytes.NewReader(first), conn)}, nil
 }
 
-// readAhead is a connection of which some data has been read already. Read returns this data first.
+// readAhead is a connection of which some data has been read already. Its field all reads this data first, and then from
+// the connection.
 type readAhead struct {
 	duplex
-	data []byte
+	all io.Reader
 }
 
-// Read returns the data that was read already, and then reads from the connection.
-func (r *readAhead) Read(b []byte) (int, error) {
-	if len(r.data) == 0 {
-		return r.duplex.Read(b)
-	}
-	n := copy(b, r.data)
-	r.data = r.data[n:]
-	return n, nil
-}
+func (r readAhead) Read(b []byte) (int, error) { return r.all.Read(b) }

@@ -63,9 +63,14 @@ func (c Capacity) AllMemoryMiB() uint64 { return c.MemoryMiB + c.HugepagesMiB }
 
 // Free returns the resources of the host that are not allocated.
 func (n *Node) Free() Capacity {
+	return n.AllAllocatable().Minus(n.Allocated)
+}
+
+// AllAllocatable returns Allocatable with the huge pages and the dedicated CPUs of the host.
+func (n *Node) AllAllocatable() Capacity {
 	all := n.Allocatable
 	all.HugepagesMiB, all.DedicatedVCPUs = n.HugepagesMiB, n.DedicatedCPUs
-	return all.Minus(n.Allocated)
+	return all
 }
 
 // Node is the record of a hypervisor host. The time of its last heartbeat is only in the leader's memory.

@@ -52,11 +52,10 @@ func (s *Service) capacity(v *store.View) ([]HostCapacity, error) {
 	for i := range snap.Hosts {
 		n := &snap.Hosts[i].Node
 		one := HostCapacity{
-			ID: n.ID, Name: n.Name, State: n.State(snap.Now, snap.Hosts[i].LastSeen), Capacity: n.Capacity, Allocatable: n.Allocatable,
+			ID: n.ID, Name: n.Name, State: n.State(snap.Now, snap.Hosts[i].LastSeen), Capacity: n.Capacity, Allocatable: n.AllAllocatable(),
 			Allocated: n.Allocated, Loss: losses[n.ID],
 		}
-		one.Capacity.HugepagesMiB, one.Allocatable.HugepagesMiB = n.HugepagesMiB, n.HugepagesMiB
-		one.Capacity.DedicatedVCPUs, one.Allocatable.DedicatedVCPUs = n.DedicatedCPUs, n.DedicatedCPUs
+		one.Capacity.HugepagesMiB, one.Capacity.DedicatedVCPUs = n.HugepagesMiB, n.DedicatedCPUs
 		out = append(out, one)
 	}
 	slices.SortStableFunc(out, func(a, b HostCapacity) int { return cmp.Compare(a.Name, b.Name) })

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -18,22 +17,13 @@ func TestDrainMetrics(t *testing.T) {
 	middle, high, fixed := w.runs("middle"), w.runs("high", priority("99")), w.runs("fixed", withTPM)
 	w.createInState(cloud.Stopped, "off")
 	h2 := w.migrationHost("h2")
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(NewDrainCollector(w.vms))
+	collector := NewDrainCollector(w.vms)
 	// exported returns the values that are not 0.
 	exported := func() map[string]float64 {
-		families, err := registry.Gather()
-		require.NoError(t, err)
 		out := map[string]float64{}
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				name := strings.TrimPrefix(f.GetName(), "trivet_drain_")
-				for _, l := range m.GetLabel() {
-					name += " " + strings.ReplaceAll(l.GetValue(), string(h1), "h1")
-				}
-				if value := m.GetGauge().GetValue(); value != 0 {
-					out[name] = value
-				}
+		for name, value := range gather(t, collector) {
+			if value != 0 {
+				out[strings.ReplaceAll(strings.TrimPrefix(name, "trivet_drain_"), string(h1), "h1")] = value
 			}
 		}
 		return out

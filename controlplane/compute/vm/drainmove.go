@@ -68,7 +68,7 @@ func settleOne(tx *store.Tx, host cloud.NodeID, id cloud.VMID) error {
 	switch {
 	case last != nil && last.Attempt == e.Attempt && !last.Moved:
 		countFailure(e, last.Reason, last.Target, tx.Now())
-	case vm.Node != host:
+	case hasLeft(vm, e, host):
 		e.Moved, e.To, e.Error, e.ShutDown = true, vm.Node, "", false
 	}
 	e.Attempt = 0

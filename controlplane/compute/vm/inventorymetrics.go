@@ -89,9 +89,7 @@ func (c *InventoryCollector) collectHosts(out chan<- prometheus.Metric) {
 		count[h.State]++
 		gauge(hostInfoDesc, 1, id, n.Name, n.AgentVersion, n.QEMUVersion)
 		gauge(hostStateDesc, 1, id, h.State.String())
-		allocatable := n.Allocatable
-		allocatable.HugepagesMiB, allocatable.DedicatedVCPUs = n.HugepagesMiB, n.DedicatedCPUs
-		for i, amount := range amounts(allocatable) {
+		for i, amount := range amounts(n.AllAllocatable()) {
 			gauge(hostAllocatableDesc, amount, id, resources[i])
 		}
 		for i, amount := range amounts(n.Allocated) {
