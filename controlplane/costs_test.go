@@ -76,13 +76,15 @@ func TestCosts(t *testing.T) {
 		_, err := agent.HeartbeatNode(t.Context(), h.heartbeat(h.resources["node"]))
 		require.NoError(t, err)
 	}
+	n, took := allocations(func() { time.Sleep(idleTime) })
+	idle := float64(n) / took.Seconds()
 	got, skipped := map[string]cost{}, map[string]bool{}
 	for _, c := range h.measuredCalls() {
 		if c.slow && raceEnabled {
 			skipped[c.name] = true
 			continue
 		}
-		got[c.name] = h.measure(c, beat)
+		got[c.name] = h.measure(c, idle, beat)
 	}
 	if *rewrite {
 		require.False(t, raceEnabled, "-rewrite needs a test without -race, which changes how much is allocated")
@@ -185,14 +187,12 @@ func parseCosts(t *testing.T, text string) map[string]cost {
 	return out
 }
 
-// measure returns the cost of a call. It calls beat about once a second, outside of the measurement, so that the host
-// stays READY.
-func (h *testMember) measure(c measuredCall, beat func()) cost {
+// measure returns the cost of a call. idle is the number of allocations per second that background jobs make. measure
+// calls beat about once a second, outside of the measurement, so that the host stays READY.
+func (h *testMember) measure(c measuredCall, idle float64, beat func()) cost {
 	h.t.Helper()
 	samples := map[string][]int64{}
 	var beaten time.Time
-	n, took := allocations(func() { time.Sleep(idleTime) })
-	idle := float64(n) / took.Seconds()
 	// The first three calls are not counted, because they fill caches.
 	for i := range costSamples + 3 {
 		if time.Since(beaten) > time.Second {
@@ -222,8 +222,9 @@ func (h *testMember) measure(c measuredCall, beat func()) cost {
 }
 
 const (
-	// idleTime is how long measure counts the allocations of background jobs.
-	idleTime = 300 * time.Millisecond
+	// idleTime is how long TestCosts counts the allocations of background jobs: a multiple of the second at which the
+	// rarest of those that matter run.
+	idleTime = 3 * time.Second
 	// tailTime is how long allocations are still counted after the response to a call, for the watches that the call
 	// wakes.
 	tailTime = 5 * time.Millisecond

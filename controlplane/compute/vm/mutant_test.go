@@ -26,7 +26,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.TwoMigrationHolders, TestMigrationIsUndone, "the target must destroy the VM")
 	mutanttest.Notices(t, mutant.KeepStandbyHost, TestMigrationOfVolume, "the source keeps the volume")
 	mutanttest.Notices(t, mutant.MigrateBesideOldAgent, TestMigrationBesideOldAgent, "an old agent could open the volume")
-	mutanttest.Notices(t, mutant.CommitBesideOldAgent, TestSwitchoverBesideOldAgent, "the switchover is committed beside an old agent")
+	mutanttest.Notices(t, mutant.CommitBesideOldAgent, TestSwitchoverBesideOldAgent, "the switchover is committed although an old agent shares the pool")
 	mutanttest.Notices(t, mutant.FreeMigratedVolume, TestDeleteAfterSwitchoverOfRBDVolume, "the source may still write to the volume")
 	mutanttest.Notices(t, mutant.ChangeMigratingVolume, TestMigrationOfVolume, "the volume was changed during the migration")
 	mutanttest.Notices(t, mutant.ReserveNewSize, TestResizeOfRunningVM, "the host may still run the larger process")
