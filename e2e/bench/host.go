@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -38,15 +39,21 @@ func hostMain(args []string) int {
 	first := flags.Int("first", 0, "")
 	members := flags.String("members", "", "")
 	vcpus := flags.Uint("vcpus", 0, "")
+	local := flags.String("local", "", "")
 	_ = flags.Parse(args) // with ExitOnError it returns no error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	ip, err := netip.ParseAddr(*local)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	tokens := bufio.NewScanner(os.Stdin)
 	for i := *first; tokens.Scan(); i++ {
 		name, token := hostName(i), tokens.Text()
 		group.Go(func() error {
-			err := simulate(ctx, filepath.Join(*dir, name), name, token, strings.Split(*members, ","), uint32(*vcpus))
+			err := simulate(ctx, filepath.Join(*dir, name), name, token, strings.Split(*members, ","), ip, uint32(*vcpus))
 			if err != nil {
 				err = fmt.Errorf("%s: %w", name, err)
 			}
@@ -62,13 +69,13 @@ func hostMain(args []string) int {
 
 func hostName(i int) string { return fmt.Sprintf("sim-%04d", i) }
 
-// simulate runs a simulated host with these vCPUs until ctx ends. The host has 4 GiB of memory and 64 GiB of storage for
-// each vCPU.
-func simulate(ctx context.Context, dir, name, token string, members []string, vcpus uint32) (err error) {
+// simulate runs a simulated host with these vCPUs until ctx ends. It connects from the address local. The host has 4 GiB
+// of memory and 64 GiB of storage for each vCPU.
+func simulate(ctx context.Context, dir, name, token string, members []string, local netip.Addr, vcpus uint32) (err error) {
 	h := &hollow{told: map[cloud.VMID]uint64{}}
 	capacity := &vmv1.NodeCapacity{Vcpus: vcpus, MemoryMib: uint64(vcpus) << 12, StorageGib: uint64(vcpus) << 6}
 	h.link, err = uplink.Open(uplink.Options{
-		Dir: dir, Seeds: members, Token: func() (string, error) { return token, nil }, Name: name, Version: "bench",
+		Dir: dir, Seeds: members, LocalIP: local, Token: func() (string, error) { return token, nil }, Name: name, Version: "bench",
 		Facts: func() *agentv1.NodeFacts {
 			return &agentv1.NodeFacts{BootId: name, QemuVersion: "7.2.0", CpuModels: []string{"max"}, Architecture: vmv1.Architecture_ARCHITECTURE_X86_64}
 		},
@@ -222,7 +229,8 @@ func (f *fleet) start(ctx context.Context, c *trivet, first, n int, vcpus uint32
 	}
 	f.logs = append(f.logs, log)
 	cmd := exec.Command("/proc/self/exe", hostCommand, "-dir", f.dir, "-first", fmt.Sprint(first), "-vcpus", fmt.Sprint(vcpus),
-		"-members", strings.Join(c.Addresses(":7443"), ","))
+		// A member accepts a limited number of connections from one address, so each process has an address of its own.
+		"-members", strings.Join(c.Addresses(":7443"), ","), "-local", fmt.Sprintf("127.1.%d.1", len(f.procs)))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tokens.String()), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {

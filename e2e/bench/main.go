@@ -12,7 +12,7 @@
 //     without a host that does not respond.
 //   - rate: 100 VMs with blank disks created and started at 10 per second, compared with `qemu-img create` and `virsh
 //     create`. Only if -run names it.
-//   - scale: 1,000 simulated hosts with 20,000 running VMs: the CPU and memory of the members, and the latency of the
+//   - scale: 1,250 simulated hosts with 20,000 running VMs: the CPU and memory of the members, and the latency of the
 //     API while 50 of the hosts die at once, until their VMs run on other hosts. Only if -run names it.
 //
 // Everything runs as root in its own network and mount namespaces, so it works beside a running cloud and leaves
@@ -89,8 +89,7 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 11, "rounds of start")
 	flag.IntVar(&b.vms, "vms", 20_000, "VMs recorded for api, or running for scale")
 	flag.IntVar(&b.hosts, "hosts", 20, "simulated hosts for api")
-	// All simulated hosts have the same address, from which a member accepts at most 1,024 connections.
-	flag.IntVar(&b.scaleHosts, "scale-hosts", 1000, "simulated hosts for scale; 50 of them die")
+	flag.IntVar(&b.scaleHosts, "scale-hosts", 1250, "simulated hosts for scale; 50 of them die")
 	flag.DurationVar(&b.load, "load", 30*time.Second, "length of one run of load")
 	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.StringVar(&b.profiles, "perf", "", "write a perf profile of the members under load to this `file`")

@@ -22,10 +22,10 @@ const (
 )
 
 // dial returns a gRPC client for the member at addr. It connects at its first call. The caller must close it.
-func dial(addr string, config *tls.Config) (*grpc.ClientConn, error) {
+func (l *Link) dial(addr string, config *tls.Config) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
-		grpc.WithContextDialer(dialTCP),
+		grpc.WithContextDialer(l.dialTCP),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: deadAfter}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithDisableServiceConfig(),
@@ -38,9 +38,10 @@ func dial(addr string, config *tls.Config) (*grpc.ClientConn, error) {
 
 // dialTCP connects with kernel timeouts that detect a dead host: by probes when nothing is sent (SO_KEEPALIVE), by
 // missing acknowledgements otherwise (TCP_USER_TIMEOUT, tcp(7)).
-func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
+func (l *Link) dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	d := net.Dialer{
 		Timeout:         deadAfter,
+		LocalAddr:       l.localAddr(),
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 2},
 		Control: func(_, _ string, raw syscall.RawConn) error {
 			var failed error
@@ -54,4 +55,12 @@ func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 		},
 	}
 	return d.DialContext(ctx, "tcp", addr)
+}
+
+// localAddr returns the local address of connections, or nil if the kernel chooses it.
+func (l *Link) localAddr() net.Addr {
+	if !l.o.LocalIP.IsValid() {
+		return nil
+	}
+	return &net.TCPAddr{IP: l.o.LocalIP.AsSlice()}
 }

@@ -46,7 +46,7 @@ func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io
 		if current != nil && addr == tried {
 			continue
 		}
-		conn, err := dial(addr, credential.client())
+		conn, err := l.dial(addr, credential.client())
 		if err != nil {
 			return nil, err
 		}

@@ -93,7 +93,7 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
-	conn, err := dial(addr, mtls.ClientPinned(pin))
+	conn, err := l.dial(addr, mtls.ClientPinned(pin))
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func (e *foreignClusterError) Error() string {
 func (l *Link) session(ctx context.Context, addr string) error {
 	credential := l.identity.credential()
 	var other atomic.Pointer[string]
-	conn, err := dial(addr, credential.clientReporting(func(cluster string) { other.Store(&cluster) }))
+	conn, err := l.dial(addr, credential.clientReporting(func(cluster string) { other.Store(&cluster) }))
 	if err != nil {
 		return err
 	}

@@ -46,10 +46,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"github.com/trivet-cloud/trivet/nodeagent/console"
-	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	"io"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -57,6 +56,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/trivet-cloud/trivet/nodeagent/console"
+	"github.com/trivet-cloud/trivet/nodeagent/lease"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
@@ -85,6 +86,8 @@ type Options struct {
 	Dir string
 	// Seeds are the addresses of members' agent listeners, as host:port. One that responds is enough. Required.
 	Seeds []string
+	// LocalIP is the local address of connections to members. Optional; by default the kernel chooses it.
+	LocalIP netip.Addr
 	// Token returns the join token. It is called only if there is no usable certificate, or if the host leaves its
 	// cluster or was evicted or banned. Required.
 	Token func() (string, error)
