@@ -29,8 +29,12 @@ import (
 const guardLease = "guard-lease"
 
 const (
-	// guardEvery is the interval at which the agent checks that the guard process runs.
+	// guardEvery is the interval at which the agent checks that the guard process runs, and the minimum time between two
+	// starts of it.
 	guardEvery = time.Second
+	// guardStartEvery is that interval while the guard process starts. The target of a migration waits for the process
+	// before the source begins to send.
+	guardStartEvery = 10 * time.Millisecond
 	// guardDelay is how long after the end of the lease the guard process kills VMs. An agent that runs does it earlier.
 	guardDelay = 3 * time.Second
 	// watchdogTimeout is the time without a call of Pet after which the watchdog resets the host. The remaining time of
@@ -52,7 +56,31 @@ type guardProcess struct {
 	needed  func() bool
 	guarded func(bool)
 	log     *slog.Logger
+	// wake makes run check at once. It has a buffer of one element.
+	wake    chan struct{}
+	started time.Time   // the last start of the process
 	failed  atomic.Bool // the process has failed since the agent started
+}
+
+// newGuardProcess returns the guardProcess of an agent. Its machines must be open before run is called.
+func newGuardProcess(a *agent) *guardProcess {
+	return &guardProcess{
+		dataDir: a.config.DataDir, cgroup: a.config.Cgroup, watchdog: a.config.Watchdog, log: a.log, wake: make(chan struct{}, 1),
+		needed: func() bool { return a.machines.NeedsGuard() },
+		guarded: func(guarded bool) {
+			if a.machines.SetGuarded(guarded) {
+				a.loop.ObserveAll()
+			}
+		},
+	}
+}
+
+// check makes run check at once whether a VM needs the guard process. It does not block.
+func (g *guardProcess) check() {
+	select {
+	case g.wake <- struct{}{}:
+	default: // a check is due already
+	}
 }
 
 // lockPath is the file that the guard process has locked while it runs.
@@ -61,28 +89,44 @@ func (g *guardProcess) lockPath() string { return filepath.Join(g.dataDir, "guar
 // run starts the guard process when a VM needs it, and starts it again after it has ended, until ctx ends. The process
 // runs on then.
 func (g *guardProcess) run(ctx context.Context) error {
-	return every(ctx, guardEvery, func() {
-		if err := g.ensure(); err != nil {
+	for {
+		starting, err := g.ensure()
+		if err != nil {
 			g.log.Error("cannot start the guard process", "err", err)
 		}
-	})
+		wait := guardEvery
+		if starting {
+			wait = guardStartEvery
+		}
+		select {
+		case <-time.After(wait):
+		case <-g.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
-// ensure starts the guard process if a VM needs it and it does not run.
-func (g *guardProcess) ensure() error {
+// ensure starts the guard process if a VM needs it and it does not run. starting is true if the process was started less
+// than guardEvery ago and does not have the lock yet.
+func (g *guardProcess) ensure() (starting bool, err error) {
 	if !g.needed() {
 		g.guarded(false)
-		return nil
+		return false, nil
 	}
 	locked, err := isLocked(g.lockPath())
 	g.guarded(locked)
-	if err != nil || locked {
-		return err
+	switch {
+	case err != nil || locked:
+		return false, err
+	case time.Since(g.started) < guardEvery:
+		return true, nil
 	}
+	g.started = time.Now()
 	c := exec.Command("/proc/self/exe", guardLease, g.dataDir, g.cgroup, g.watchdog)
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := c.Start(); err != nil {
-		return err
+		return false, err
 	}
 	go func() {
 		if c.Wait() != nil && !g.failed.Swap(true) {
@@ -90,7 +134,7 @@ func (g *guardProcess) ensure() error {
 				"log", filepath.Join(g.dataDir, "guard.log"))
 		}
 	}()
-	return nil
+	return true, nil
 }
 
 // isLocked reports whether a process has locked the file at path.

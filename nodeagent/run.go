@@ -112,6 +112,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 	defer a.storage.Close()
 	self.pools = a.pools
+	a.guardProcess = newGuardProcess(a)
 	if a.machines, err = a.openMachines(ctx, &host, accel); err != nil {
 		return err
 	}
@@ -145,7 +146,9 @@ type agent struct {
 	loop     *reconcile.Loop
 	lease    *lease.Lease
 	guard    *leaseGuard
-	assigned atomic.Pointer[uplink.Assignment] // nil before the first assignment
+	// guardProcess starts a second process, which kills VMs after the end of the lease even if the agent has ended.
+	guardProcess *guardProcess
+	assigned     atomic.Pointer[uplink.Assignment] // nil before the first assignment
 
 	servesRBD bool // guests of the host can use RBD images
 	cpus      hostCPUs
@@ -236,7 +239,7 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 		QEMU: a.qemu, Homes: a.homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: a.link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
 		Taps: a.nets.taps(), Volumes: a.storage, Migration: a.migrationOptions(),
-		CPUs: a.cpus.pool(),
+		CPUs: a.cpus.pool(), GuardNeeded: a.guardProcess.check,
 	})
 }
 
@@ -245,15 +248,7 @@ func (a *agent) work(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.link.Run(ctx) })
 	group.Go(func() error { return a.guard.run(ctx) })
-	second := &guardProcess{
-		dataDir: a.config.DataDir, cgroup: a.config.Cgroup, watchdog: a.config.Watchdog, needed: a.machines.NeedsGuard, log: a.log,
-		guarded: func(guarded bool) {
-			if a.machines.SetGuarded(guarded) {
-				a.loop.ObserveAll()
-			}
-		},
-	}
-	group.Go(func() error { return second.run(ctx) })
+	group.Go(func() error { return a.guardProcess.run(ctx) })
 	group.Go(func() error { return a.nets.watch.run(ctx) })
 	if a.nets.encryption != nil {
 		group.Go(func() error { return a.nets.encryption.run(ctx) })

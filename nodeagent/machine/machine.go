@@ -149,9 +149,14 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 	v.updateTimers(want)
 	plan := NextAction(want, v.observation())
 	step := reconcile.Step{Observation: v.report(want, plan), Wait: plan.Wait, Gone: !v.exists, Note: plan.note()}
+	stopsWithLease := v.record.needsLease() && v.record.Live
 	v.mu.Lock()
-	v.seen, v.stopsWithLease = step.Observation, v.record.needsLease() && v.record.Live
+	began := stopsWithLease && !v.stopsWithLease
+	v.seen, v.stopsWithLease = step.Observation, stopsWithLease
 	v.mu.Unlock()
+	if began && v.set.o.GuardNeeded != nil {
+		v.set.o.GuardNeeded()
+	}
 	if plan.Action == Nothing {
 		return step, nil
 	}

@@ -47,6 +47,8 @@ type Options struct {
 	CPUs *pinning.Pool
 	// Migration is nil if the host does not take part in migrations.
 	Migration *MigrationOptions
+	// GuardNeeded is called when a VM begins to need the guard process (NeedsGuard). It must not block. Optional.
+	GuardNeeded func()
 }
 
 // MachineSet is the set of VMs on this host.
