@@ -13,6 +13,7 @@ import (
 	"time"
 
 	etcd "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -154,9 +155,9 @@ func (c *fakeCloud) nextID() string { c.made++; return id(c.made) }
 
 // failed returns a status error with the google.rpc details that a control plane adds. field, unless "", is the request
 // field that the error is about.
-func failed(code codes.Code, field, format string, args ...any) error {
-	s := status.New(code, fmt.Sprintf(format, args...))
-	s, _ = s.WithDetails(&errdetails.ErrorInfo{Reason: "TEST", Domain: "trivet"})
+func failed(c codes.Code, field, format string, args ...any) error {
+	s := status.New(c, fmt.Sprintf(format, args...))
+	s, _ = s.WithDetails(&errdetails.ErrorInfo{Reason: code.Code(c).String(), Domain: "trivet"})
 	if field != "" {
 		s, _ = s.WithDetails(&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field}}})
 	}
@@ -241,9 +242,18 @@ func (c *fakeCloud) fault(member, method string, after bool) error {
 	return nil
 }
 
+// requestID returns the header with the request ID of a call: the name of its method. Calls of etcd's API have none.
+func requestID(method string) metadata.MD {
+	if strings.HasPrefix(method, "/etcdserverpb.") {
+		return nil
+	}
+	return metadata.Pairs("x-request-id", "req-"+method[strings.LastIndexByte(method, '/')+1:])
+}
+
 func (c *fakeCloud) unary(member string) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
+		_ = grpc.SetHeader(ctx, requestID(info.FullMethod)) // its only error is for a call that has ended
 		if err := c.admit(ctx, member, method, req); err != nil {
 			return nil, err
 		}
@@ -261,6 +271,7 @@ func (c *fakeCloud) unary(member string) grpc.UnaryServerInterceptor {
 func (c *fakeCloud) stream(member string) grpc.StreamServerInterceptor {
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		method := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:]
+		_ = ss.SetHeader(requestID(info.FullMethod)) // its only error is for a stream that has ended
 		if err := c.admit(ss.Context(), member, method, nil); err != nil {
 			return err
 		}

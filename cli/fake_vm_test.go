@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
@@ -208,13 +209,38 @@ func (c *fakeCloud) DeleteVm(_ context.Context, in *vmv1.DeleteVmRequest) (*empt
 	return &emptypb.Empty{}, nil
 }
 
-func (c *fakeCloud) WatchVm(_ *vmv1.WatchVmRequest, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
+// followVM sends the VM, whose disks it completes if it is CREATING, and then waits.
+func (c *fakeCloud) followVM(id string, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
+	c.mu.Lock()
+	vm, err := c.vm(id)
+	if err == nil {
+		if vm.GetState() == vmv1.VmState_VM_STATE_CREATING {
+			vm.State = vmv1.VmState_VM_STATE_STOPPED
+		}
+		vm = proto.CloneOf(vm)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(&vmv1.VmEvent{VmId: id, Vm: vm, Timestamp: now.UnixMilli()}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// WatchVm sends the events of the next script or, if there is none, the VM.
+func (c *fakeCloud) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
 	c.mu.Lock()
 	var script []watched
 	if len(c.watches) > 0 {
 		script, c.watches = c.watches[0], c.watches[1:]
 	}
 	c.mu.Unlock()
+	if script == nil {
+		return c.followVM(in.GetVmId(), stream)
+	}
 	for _, w := range script {
 		switch {
 		case w.wait:

@@ -107,8 +107,8 @@ func TestLoginAtAProvider(t *testing.T) {
 	require.Equal(t, "web", cloud.people.vouched.GetProjectId())
 
 	_, errs, code = trivet("login --provider other")
-	require.Equal(t, 1, code)
-	require.Contains(t, errs, `there is no provider named "other": want one of corp`)
+	require.Equal(t, 3, code)
+	require.Contains(t, errs, `NOT_FOUND: no provider named "other"`)
 	out, _, code = trivet("__complete login --provider ''")
 	require.Zero(t, code)
 	require.Contains(t, out, "corp\n")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -214,7 +215,7 @@ func receive(ctx context.Context, client operatorv1.OperatorServiceClient, name 
 // checkNew returns an error if there is already a file, directory or symbolic link with that name.
 func checkNew(name string) error {
 	if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s exists already", name)
+		return session.Errorf(codes.AlreadyExists, "", "%s exists already", name)
 	}
 	return nil
 }

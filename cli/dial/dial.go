@@ -76,6 +76,8 @@ type Conn struct {
 	current int
 	// key is the idempotency key that is sent with all creates of this Conn.
 	key string
+	// requestID is the request ID of the last unary call to which a member has responded, or empty.
+	requestID string
 }
 
 // Open returns a Conn, which connects to an endpoint only when the first call is made. It returns an *Exposed error if
@@ -162,7 +164,12 @@ func (c *Conn) once(ctx context.Context, method string, p policy, args, reply an
 	if err != nil {
 		return err
 	}
-	err = m.conn.Invoke(c.outgoing(ctx, p), method, args, reply, opts...)
+	var header metadata.MD
+	err = m.conn.Invoke(c.outgoing(ctx, p), method, args, reply, append(opts[:len(opts):len(opts)], grpc.Header(&header))...)
+	if id := requestID(header); id != "" {
+		c.requestID = id
+		err = withRequestID(err, id)
+	}
 	if status.Code(err) != codes.Unavailable {
 		return err
 	}
@@ -176,7 +183,11 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	if err != nil {
 		return nil, err
 	}
-	return m.conn.NewStream(c.outgoing(ctx, policies[method]), desc, method, opts...)
+	stream, err := m.conn.NewStream(c.outgoing(ctx, policies[method]), desc, method, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return identifiedStream{stream}, nil
 }
 
 func (c *Conn) outgoing(ctx context.Context, p policy) context.Context {

@@ -1,28 +1,29 @@
-// Package explain formats an error for the user, with a hint about what the user can do.
+// Package explain turns an error into what the user sees: a code, a message, at most one hint, and an exit code.
 //
-// It handles gRPC statuses with their google.rpc details, and the errors of package dial. It makes no calls. It escapes
-// text from the server. Where a message of the server names a request field, it adds the command-line flag for that
-// field.
+// It handles gRPC statuses with their google.rpc details, the errors of package dial, and the errors that the program
+// finds itself ([Problem], [Usage]). It makes no calls. It escapes text from the server. Where a message of the server
+// names a request field, New replaces the field by the flag or argument of the command (field.go). Decisions:
+//
+//   - The code is the name of the gRPC code, as in google.rpc.Code, also for errors that the program finds itself, so
+//     that a script needs to know one set of names. [Failed] is the only other code.
+//   - The exit code depends on the code alone (exit.go).
 package explain
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
-	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// Facts holds what the hints depend on besides the error: properties of the command that failed.
+// Facts holds what the report depends on besides the error: properties of the command that failed.
 type Facts struct {
 	// Source names where the token was read from: a flag or variable such as "--token-file", or SavedLogin. It is empty
 	// if there was no token.
@@ -33,319 +34,256 @@ type Facts struct {
 	Context string
 	// Timeout is the time limit of the command.
 	Timeout time.Duration
+	// RequestID is the ID of the last call to which a member has responded; empty if there is none.
+	RequestID string
+	// Ongoing describes what the control plane continues to do after the command has ended; the zero value for nothing.
+	Ongoing Ongoing
+	// Command is the command line of the command without arguments, such as "trivet vm list".
+	Command string
+	// Use is the usage line of the command, such as "rename VM NAME".
+	Use string
+	// HasFlag reports whether the command has a flag. It is nil if the command is unknown.
+	HasFlag func(name string) bool
+}
+
+// Ongoing is an operation that goes on after the command is interrupted or its deadline has passed.
+type Ongoing struct {
+	// What says what goes on, such as "web is still being stopped".
+	What string
+	// Look is a command that shows the progress, such as "trivet vm wait web --for STOPPED".
+	Look string
 }
 
 // SavedLogin is the value of Facts.Source for a token that `trivet login` saved.
 const SavedLogin = "trivet login"
 
-// Error returns the text to print for err: the message, and hints on further lines.
-func Error(err error, f Facts) string {
+// Problem is an error that the program finds itself, such as a name that no object has.
+type Problem struct {
+	// Code is the code that the control plane would give; OK means Failed.
+	Code    codes.Code
+	Message string
+	// Hint says what the user can do. Optional.
+	Hint string
+	// Details are lines that belong to the message, such as a table. Optional.
+	Details []string
+	// Responded is true if the problem was found in the response to the last call, whose ID is then reported.
+	Responded bool
+	// Err is the cause. Optional.
+	Err error
+}
+
+func (p *Problem) Error() string { return p.Message }
+
+// Unwrap returns the cause.
+func (p *Problem) Unwrap() error { return p.Err }
+
+// Usage is the error for an invalid command line.
+type Usage struct{ Message string }
+
+func (u *Usage) Error() string { return u.Message }
+
+// Failed is the code of an error without a gRPC code: a failure on the user's computer, such as a file that cannot be
+// read, or an operation that has ended without success.
+const Failed = "FAILED"
+
+// New returns the report of err, which must not be nil.
+func New(err error, f Facts) Report {
 	var unreachableErr *dial.Unreachable
 	var lost *dial.Unavailable
+	var problem *Problem
+	var usage *Usage
 	var st interface{ GRPCStatus() *status.Status }
 	switch {
+	case errors.As(err, &usage):
+		r := report(codes.InvalidArgument, usage.Message)
+		if f.Command != "" {
+			r.Hint = "run `" + f.Command + " --help`"
+		}
+		return r
 	case errors.Is(err, context.Canceled):
-		return "interrupted"
+		return interrupted(f)
+	case errors.As(err, &problem):
+		r := report(problem.Code, problem.Message)
+		r.Hint, r.Details = problem.Hint, problem.Details
+		if problem.Responded {
+			r.RequestID = f.RequestID
+		}
+		return r
 	case errors.As(err, &unreachableErr):
 		return unreachable(unreachableErr)
 	case errors.As(err, &lost):
-		return unavailable(lost)
+		return unavailable(lost, f)
 	case errors.As(err, &st):
-		return answer(st.GRPCStatus(), f)
+		return ofStatus(err, st.GRPCStatus(), f)
+	case errors.Is(err, context.DeadlineExceeded):
+		return late(err.Error(), f)
 	}
-	return lines(err.Error())
+	return report(codes.OK, err.Error())
 }
 
-func unreachable(e *dial.Unreachable) string {
+// report returns a Report without a hint. The first line of text is the message, the others are details.
+func report(c codes.Code, text string) Report {
+	r := Report{Code: code.Code(c).String(), Exit: exitCode(c)}
+	if c == codes.OK {
+		r.Code = Failed
+	}
+	r.Reason = r.Code
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	r.Message = lines[0]
+	for _, line := range lines[1:] {
+		if line != "" {
+			r.Details = append(r.Details, line)
+		}
+	}
+	return r
+}
+
+func interrupted(f Facts) Report {
+	r := report(codes.Canceled, "interrupted")
+	r.goesOn(f)
+	return r
+}
+
+// goesOn adds what the control plane continues to do to the message, and the command that shows it as the hint.
+func (r *Report) goesOn(f Facts) {
+	if f.Ongoing.What == "" {
+		return
+	}
+	r.Message += "; " + f.Ongoing.What
+	if f.Ongoing.Look != "" {
+		r.Hint = "`" + f.Ongoing.Look + "` shows how it goes on"
+	}
+}
+
+// late returns the report for a deadline that has passed. The parameter message is the text of the error, which says
+// what was not done if it is more than the text of context.DeadlineExceeded.
+func late(message string, f Facts) Report {
+	what := strings.TrimSuffix(strings.TrimSuffix(message, context.DeadlineExceeded.Error()), ": ")
+	if f.Timeout > 0 {
+		message = "not done within " + Duration(f.Timeout)
+		if what != "" && what != message {
+			message = what + ": " + message
+		}
+	}
+	r := report(codes.DeadlineExceeded, message)
+	r.Hint = "the call may still be carried out; --timeout sets a longer deadline"
+	r.goesOn(f)
+	return r
+}
+
+// Duration formats d without units that are 0, such as 30m for 30m0s.
+func Duration(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+func unreachable(e *dial.Unreachable) Report {
 	rows := make([][2]string, len(e.Tried))
 	for i, t := range e.Tried {
 		rows[i] = [2]string{t.Endpoint, t.Why}
 	}
-	return lines("no control plane can be reached", table(rows),
-		"give an endpoint with --endpoint or TRIVET_ENDPOINT, and check that trivet-controlplane runs there")
+	r := report(codes.Unavailable, "no control plane can be reached")
+	r.Details = table(rows)
+	r.Hint = "give an endpoint with --endpoint or TRIVET_ENDPOINT, and check that trivet-controlplane runs there"
+	return r
 }
 
-func unavailable(e *dial.Unavailable) string {
-	text := e.Endpoint + ": " + status.Convert(e.Err).Message()
+func unavailable(e *dial.Unavailable, f Facts) Report {
+	s := status.Convert(e.Err)
+	r := ofStatus(e.Err, s, f)
+	r.Message = e.Endpoint + ": " + s.Message()
+	r.Hint = "try again in a moment; `trivet cluster status` shows which members are reachable"
 	if e.Doubtful {
-		return lines(text, "the call may have been carried out or not: check before you repeat it")
+		r.Hint = "the call may have been carried out or not: check before you repeat it"
 	}
-	return lines(text, "try again in a moment; `trivet cluster status` shows which members are reachable")
+	return r
 }
 
-// answer returns the text for a gRPC status, which may come from a member or from the gRPC client itself.
-func answer(s *status.Status, f Facts) string {
-	message := s.Message()
-	info, field := details(s)
+// ofStatus returns the report of a gRPC status, which may come from a member or from the gRPC client itself. The
+// parameter err is the error that contains s.
+func ofStatus(err error, s *status.Status, f Facts) Report {
+	info, field, request := details(s)
+	text, what := s.Message(), ""
+	if wrapped := err.Error(); !strings.HasPrefix(wrapped, rpcPrefix) {
+		text = withoutRPC(wrapped)
+		what = text
+	}
+	r := report(s.Code(), text)
+	r.RequestID = request
+	if info.GetReason() != "" {
+		r.Reason = info.GetReason()
+	}
 	switch s.Code() {
 	case codes.Unauthenticated:
 		if f.Source == "" && !f.LoggingIn {
-			message = "you are not logged in"
+			r.Message = "you are not logged in"
 		}
-		if info.GetReason() == notLinked {
-			return lines(message, fmt.Sprintf("ask an administrator to run `trivet user link USER --provider %s --subject %s`",
-				quoted(info.GetMetadata()["provider"]), quoted(info.GetMetadata()["subject"])))
-		}
-		return lines(message, unauthenticated(f))
+		r.Hint = unauthenticated(f, info)
 	case codes.PermissionDenied:
-		return lines(message, denied(info))
-	case codes.NotFound:
-		if info.GetReason() == "TENANT_NOT_FOUND" {
-			return lines(message, "`trivet project list` shows the projects that you have a role in")
-		}
-	case codes.InvalidArgument:
-		return lines(invalid(message, field)...)
-	case codes.FailedPrecondition:
-		if info.GetReason() == "IN_USE" {
-			return lines(message, "delete or detach what uses it first; the commands accept these IDs")
-		}
+		r.Message, r.Hint = flagNames(r.Message, "", f), denied(r.Reason)
+	case codes.InvalidArgument, codes.OutOfRange:
+		r.Message, r.Hint = flagNames(r.Message, field, f), fieldHint(field)
 	case codes.ResourceExhausted:
-		return lines(message, reasons(info))
+		if r.Reason == "NO_HOST_FITS" {
+			r.Details = append(r.Details, refusals(r.Message, info)...)
+		}
+		r.Hint = hints[r.Reason]
 	case codes.Internal:
 		if info != nil {
-			return lines(message, "this is a fault of the control plane: search its log for the request ID")
+			r.Hint = "this is a fault of the control plane: search its log for the request ID"
 		}
 	case codes.Unimplemented:
 		if info == nil {
-			return lines(message, "the endpoint does not know this call: it is not a Trivet control plane, or has another version")
+			r.Hint = "the endpoint does not know this call: it is not a Trivet control plane, or has another version"
 		}
 	case codes.DeadlineExceeded:
 		if info == nil {
-			return lines(fmt.Sprintf("not done within %v", f.Timeout),
-				"the call may still be carried out; --timeout sets a longer deadline")
+			r = late(what, f)
+			r.RequestID = request
 		}
 	case codes.Canceled:
-		return "interrupted"
+		return interrupted(f)
 	case codes.Unavailable:
-		return lines(message, "try again in a moment")
-	case codes.Aborted, codes.OutOfRange:
-		return lines(message, "try again")
+		r.Hint = "try again in a moment"
+	case codes.Aborted:
+		r.Hint = "try again"
+	default:
+		r.Hint = hints[r.Reason]
 	}
-	return lines(message)
+	return r
 }
 
-// denied returns a hint about what the user can do after a PERMISSION_DENIED error, depending on the error's reason.
-func denied(info *errdetails.ErrorInfo) string {
-	switch info.GetReason() {
-	case "TOKEN_SCOPE":
-		return "`trivet login --org= --project=` gets a token for every project in which you have a role; then choose one with --org and --project"
-	case "TENANT_REQUIRED":
-		return "name it with --project, or --org, or with TRIVET_PROJECT and TRIVET_ORG; `trivet project list` shows your projects"
-	case "NO_ROLE_IN_SCOPE":
-		return "log in without --org and --project; then `trivet whoami` shows your roles, and `trivet invitation list` the roles that you are offered"
+// rpcPrefix begins the text that grpc gives to a status.
+const rpcPrefix = "rpc error: code = "
+
+// withoutRPC removes what grpc puts before the message of a status, such as "rpc error: code = NotFound desc = ".
+func withoutRPC(text string) string {
+	before, after, found := strings.Cut(text, rpcPrefix)
+	if !found {
+		return text
 	}
-	return "`trivet whoami` shows your roles; an administrator gives others"
+	_, message, _ := strings.Cut(after, " desc = ")
+	return before + message
 }
 
-// quoted returns word with shell quotes if it needs them, so that a command in a hint can be copied safely.
-func quoted(word string) string {
-	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
-		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && !strings.ContainsRune("._@-", r)
-	}) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-}
-
-// notLinked is the reason in the control plane's error for an identity at an OpenID provider that is linked to no user.
-const notLinked = "NOT_LINKED"
-
-func unauthenticated(f Facts) string {
-	switch {
-	case f.LoggingIn:
-		return ""
-	case f.Source == "":
-		return "run " + login(f) + ", or give a token with --token-file or TRIVET_TOKEN"
-	case f.Source == SavedLogin:
-		return "the login has expired: run " + login(f)
-	}
-	return "the token given by " + f.Source + " is not accepted: give another, or run `trivet login`"
-}
-
-func login(f Facts) string {
-	if f.Context != "" {
-		return "`trivet login --context " + f.Context + "`"
-	}
-	return "`trivet login`"
-}
-
-func invalid(message, field string) []string {
-	if field == "" {
-		return []string{message}
-	}
-	if !strings.Contains(message, field) {
-		message = field + ": " + message
-	}
-	for _, row := range flags {
-		if rest, ok := strings.CutPrefix(field, row.field); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
-			return []string{message + " (" + row.flag + ")", row.hint}
-		}
-	}
-	return []string{message}
-}
-
-const tenant = "name the tenant with --org and --project, or with TRIVET_ORG and TRIVET_PROJECT"
-
-// flags lists the command-line flag or argument for each request field, with a hint. The first entry that matches a
-// field is used.
-var flags = []struct{ field, flag, hint string }{
-	{"name", "NAME", ""},
-	{"org_id", "--org", tenant},
-	{"project_id", "--project", tenant},
-	{"labels", "--label", ""},
-	{"metadata", "--metadata", ""},
-	{"filter", "--filter", "such as: state = RUNNING AND labels.env = \"prod\""},
-	{"spec.cpu.vcpus", "--vcpus", ""},
-	{"spec.memory", "--memory", ""},
-	{"spec.disks", "--disk", ""},
-	{"spec.network", "--network", ""},
-	{"nic.id", "--id", ""},
-	{"nic.network_id", "--vpc", ""},
-	{"nic.subnet_id", "--subnet", ""},
-	{"nic.port_id", "--port", ""},
-	{"nic.ip_address", "--ip", ""},
-	{"nic.mac_address", "--mac", ""},
-	{"nic.security_groups", "--group", ""},
-	{"nic.model", "--model", ""},
-	{"nic_id", "NIC", ""},
-	{"spec.boot.kernel", "--kernel", ""},
-	{"spec.boot.initrd", "--initrd", ""},
-	{"spec.boot.cmdline", "--cmdline", ""},
-	{"timeout_seconds", "--grace", ""},
-	{"ttl_seconds", "--ttl", ""},
-	{"source_url", "FILE", ""},
-	{"format", "--format", ""},
-	{"os_type", "--os", ""},
-	{"os_version", "--os-version", ""},
-	{"architecture", "--arch", ""},
-	{"min_disk_gib", "--min-disk", ""},
-	{"min_memory_mib", "--min-memory", ""},
-	{"tail_bytes", "--tail", ""},
-	{"amount", "AMOUNT", ""},
-	{"actual_amount", "--amount", ""},
-	{"initial_balance", "--balance", ""},
-	{"reservation_id", "RESERVATION", ""},
-	{"resource_type", "--resource-type", ""},
-	{"resource_id", "--resource", ""},
-	{"description", "--description", ""},
-	{"reason", "--reason", ""},
-	{"user_id", "USER", ""},
-	{"username", "--user", ""},
-	{"password", "--password-file", ""},
-	{"binding.role", "--role", ""},
-	{"binding.org_id", "--org", tenant},
-	{"binding.project_id", "--project", tenant},
-	{"binding", "--role", ""},
-	{"roles", "--role", ""},
-	{"size_gib", "--size", ""},
-	{"storage_class", "--class", ""},
-	{"quota.vcpus", "--vcpus", ""},
-	{"quota.memory_mib", "--memory", ""},
-	{"quota.storage_gib", "--storage", ""},
-	{"quota.vms", "--vms", ""},
-	{"quota.images", "--images", ""},
-	{"quota.vpcs", "--vpcs", ""},
-	{"quota.subnets", "--subnets", ""},
-	{"quota.ports", "--ports", ""},
-	{"quota.security_groups", "--security-groups", ""},
-	{"quota.floating_ips", "--floating-ips", ""},
-	{"quota.service_ips", "--service-ips", ""},
-	{"quota.volumes", "--volumes", ""},
-	{"quota.volume_gib", "--volume-storage", ""},
-	{"quota.snapshots", "--snapshots", ""},
-	{"quota.image_mib", "--image-storage", ""},
-	{"expires_at", "--ttl", ""},
-	{"identity.provider", "--provider", ""},
-	{"identity.subject", "--subject", ""},
-	{"provider", "--provider", ""},
-	{"principal", "--user", ""},
-	{"method", "--method", ""},
-	{"outcome", "--outcome", ""},
-	{"since", "--since", ""},
-	{"until", "--until", ""},
-	{"cidr_block", "--cidr", ""},
-	{"ipv6_cidr_block", "--ipv6-cidr", ""},
-	{"external_network", "--external", "`trivet network external list` shows the existing ones"},
-	{"gateway_ip", "--gateway", ""},
-	{"dns_servers", "--dns", ""},
-	{"ip_address", "--ip", ""},
-	{"ipv6_address", "--ipv6", ""},
-	{"mac_address", "--mac", ""},
-	{"security_groups", "--group", ""},
-	{"allowed_address_pairs", "--allow", ""},
-	{"bandwidth_mbps", "--bandwidth", ""},
-	{"rules", "--rule", ""},
-	{"rule.protocol", "PROTOCOL", ""},
-	{"rule.port_min", "PROTOCOL", ""},
-	{"rule.port_max", "PROTOCOL", ""},
-	{"rule.remote_cidr", "--from or --to", ""},
-	{"routes", "--to or ROUTE", ""},
-	{"subnet_ids", "--subnet", ""},
-	{"address", "--address", ""},
-	{"ports", "--port", ""},
-	{"backends", "--backend", ""},
-	{"health_check", "--check", ""},
-	{"peer_vpc_id", "--peer-vpc", ""},
-	{"pools", "--pool", ""},
-	{"vlan", "--vlan", ""},
-	{"to_address", "--to", ""},
-	{"protocol", "--protocol", ""},
-	{"key_id", "KEY", ""},
-	{"token_id", "--id", ""},
-}
-
-func details(s *status.Status) (info *errdetails.ErrorInfo, field string) {
+func details(s *status.Status) (info *errdetails.ErrorInfo, field, request string) {
 	for _, d := range s.Details() {
 		switch d := d.(type) {
 		case *errdetails.ErrorInfo:
 			info = d
+		case *errdetails.RequestInfo:
+			request = d.GetRequestId()
 		case *errdetails.BadRequest:
 			for _, v := range d.GetFieldViolations() {
 				field = v.GetField()
 			}
 		}
 	}
-	return info, field
-}
-
-// maxReasons is the maximum number of hosts that reasons lists, each with the reason why it cannot run the VM.
-const maxReasons = 20
-
-func reasons(info *errdetails.ErrorInfo) string {
-	all := info.GetMetadata()
-	var rows [][2]string
-	for _, k := range slices.Sorted(maps.Keys(all)) {
-		rows = append(rows, [2]string{k, all[k]})
-	}
-	text := table(rows[:min(len(rows), maxReasons)])
-	if len(rows) > maxReasons {
-		text += fmt.Sprintf("\n  and %d more", len(rows)-maxReasons)
-	}
-	return text
-}
-
-func table(rows [][2]string) string {
-	width := 0
-	for i, r := range rows {
-		rows[i] = [2]string{show.Text(r[0]), show.Text(r[1])}
-		width = max(width, len(rows[i][0]))
-	}
-	out := make([]string, len(rows))
-	for i, r := range rows {
-		out[i] = fmt.Sprintf("  %-*s  %s", width, r[0], r[1])
-	}
-	return strings.Join(out, "\n")
-}
-
-// lines joins all lines of all parts with newlines. It removes empty lines and escapes unprintable characters.
-func lines(parts ...string) string {
-	var out []string
-	for _, part := range parts {
-		for line := range strings.SplitSeq(part, "\n") {
-			if line != "" {
-				out = append(out, show.Text(line))
-			}
-		}
-	}
-	return strings.Join(out, "\n")
+	return info, field, request
 }

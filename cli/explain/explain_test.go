@@ -1,8 +1,11 @@
 package explain
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,9 +25,14 @@ import (
 //	status CODE [field=] [reason=] [nodes] [info] [NODE=reason]  a gRPC status; the options add google.rpc details
 //	unreachable            a *dial.Unreachable; the input is a line "ENDPOINT WHY" for each endpoint
 //	unavailable [doubtful] a *dial.Unavailable
+//	problem CODE [hint=] [responded]  a *Problem
+//	usage, canceled        a *Usage, and context.Canceled
+//	late                   an error that wraps context.DeadlineExceeded
 //	other                  any other error
 //
-// The option source= sets Facts.Source, and login sets Facts.LoggingIn.
+// The option source= sets Facts.Source, login sets Facts.LoggingIn, ongoing Facts.Ongoing, and command= the fields of
+// Facts that describe the command. The option request= of a status adds a request ID, and wrapped= wraps the status.
+// The option output= prints the report as JSON or YAML.
 func TestExplain(t *testing.T) {
 	datadriven.RunTest(t, "testdata/explain.txt", func(t *testing.T, d *datadriven.TestData) string {
 		facts := Facts{Timeout: 30 * time.Second}
@@ -35,7 +43,25 @@ func TestExplain(t *testing.T) {
 			}
 		}
 		facts.LoggingIn = d.HasArg("login")
-		return Error(errorOf(t, d), facts) + "\n"
+		if d.HasArg("ongoing") {
+			facts.Ongoing = Ongoing{What: "web is still being stopped", Look: "trivet vm wait web --for STOPPED"}
+		}
+		facts.RequestID = "last"
+		if d.HasArg("command") {
+			d.ScanArgs(t, "command", &facts.Command)
+			facts.Use = "rename VM NAME"
+			facts.HasFlag = func(name string) bool { return slices.Contains([]string{"org", "project", "min-disk", "name"}, name) }
+		}
+		r := New(errorOf(t, d), facts)
+		form := ""
+		d.MaybeScanArgs(t, "output", &form)
+		switch form {
+		case "json":
+			return r.JSON() + "\n"
+		case "yaml":
+			return r.YAML() + "\n"
+		}
+		return fmt.Sprintf("%s\nexit %d\n", r.Text(), r.Exit)
 	})
 }
 
@@ -52,6 +78,22 @@ func errorOf(t *testing.T, d *datadriven.TestData) error {
 		return fmt.Errorf("create: %w", e)
 	case "unavailable":
 		return &dial.Unavailable{Endpoint: "a:1", Doubtful: d.HasArg("doubtful"), Err: status.Error(codes.Unavailable, d.Input)}
+	case "problem":
+		var code codes.Code
+		if d.CmdArgs[0].Key != Failed {
+			require.NoError(t, code.UnmarshalJSON([]byte(strconv.Quote(d.CmdArgs[0].Key))))
+		}
+		p := &Problem{Code: code, Message: d.Input, Responded: d.HasArg("responded")}
+		if d.HasArg("hint") {
+			d.ScanArgs(t, "hint", &p.Hint)
+		}
+		return fmt.Errorf("not shown: %w", p)
+	case "usage":
+		return &Usage{Message: d.Input}
+	case "canceled":
+		return fmt.Errorf("copy: %w", context.Canceled)
+	case "late":
+		return fmt.Errorf("%s: %w", d.Input, context.DeadlineExceeded)
 	case "other":
 		return errors.New(d.Input)
 	}
@@ -69,7 +111,9 @@ func statusOf(t *testing.T, d *datadriven.TestData) error {
 		switch a.Key {
 		case "field":
 			all = append(all, &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: a.Vals[0]}}})
-		case "source", "login":
+		case "source", "login", "ongoing", "command", "output", "wrapped":
+		case "request":
+			all = append(all, &errdetails.RequestInfo{RequestId: a.Vals[0]})
 		case "reason":
 			info.Reason = a.Vals[0]
 		case "nodes":
@@ -85,5 +129,10 @@ func statusOf(t *testing.T, d *datadriven.TestData) error {
 	}
 	s, err := s.WithDetails(all...)
 	require.NoError(t, err)
+	if d.HasArg("wrapped") {
+		var text string
+		d.ScanArgs(t, "wrapped", &text)
+		return fmt.Errorf("%s: %w", text, s.Err())
+	}
 	return s.Err()
 }

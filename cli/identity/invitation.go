@@ -2,7 +2,6 @@ package identity
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -78,12 +77,13 @@ func answerInvitationCommand(s *session.Session, verb, short, more, done string,
 	// The error is ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a
 	// completion.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, at string) error {
 		all, err := invitations.All(ctx, conn)
 		if err != nil {
 			return err
 		}
-		b, err := selectInvitation(all, args[0], role)
+		b, err := selectInvitation(all, at, role)
 		if err != nil {
 			return err
 		}
@@ -94,6 +94,8 @@ func answerInvitationCommand(s *session.Session, verb, short, more, done string,
 	})
 	return c
 }
+
+const offeredHint = "`trivet invitation list` shows what you are offered"
 
 // selectInvitation returns the binding of the invitation to the tenant in the parameter at, which has the form ORG or
 // ORG/PROJECT. If there are several invitations to that tenant, role must be the role of one of them.
@@ -112,7 +114,7 @@ func selectInvitation(all []*identityv1.Invitation, at, role string) (*identityv
 		slices.Sort(roles)
 		return nil, session.Usagef("several roles are offered in %s: give --role, one of %s", at, strings.Join(roles, ", "))
 	case role != "":
-		return nil, fmt.Errorf("you are not invited to %s in %s: `trivet invitation list` shows what you are offered", role, at)
+		return nil, session.NotFound(offeredHint, "you are not invited to %s in %s", role, at)
 	}
-	return nil, fmt.Errorf("you are not invited to a role in %s: `trivet invitation list` shows what you are offered", at)
+	return nil, session.NotFound(offeredHint, "you are not invited to a role in %s", at)
 }

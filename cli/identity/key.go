@@ -64,8 +64,9 @@ func revokeKeyCommand(s *session.Session) *cobra.Command {
 key can only be revoked if there is a staged key to replace it.`,
 		ValidArgsFunction: session.FirstArg(keys.Names(s)),
 	}
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		all, err := identityv1.NewIdentityServiceClient(conn).RevokeKey(ctx, &identityv1.RevokeKeyRequest{KeyId: args[0]})
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, key string) error {
+		all, err := identityv1.NewIdentityServiceClient(conn).RevokeKey(ctx, &identityv1.RevokeKeyRequest{KeyId: key})
 		if err != nil {
 			return err
 		}

@@ -63,8 +63,9 @@ the org is deleted. A new org can have 100 projects and has no other limits: set
 
 func showOrgCommand(s *session.Session) *cobra.Command {
 	c := orgArgCommand(s, "show ORG", "Show an org")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		o, err := identityv1.NewIdentityServiceClient(conn).GetOrg(ctx, &identityv1.GetOrgRequest{Id: args[0]})
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
+		o, err := identityv1.NewIdentityServiceClient(conn).GetOrg(ctx, &identityv1.GetOrgRequest{Id: id})
 		if err != nil {
 			return err
 		}
@@ -76,11 +77,12 @@ func showOrgCommand(s *session.Session) *cobra.Command {
 func deleteOrgCommand(s *session.Session) *cobra.Command {
 	c := orgArgCommand(s, "delete ORG", "Delete an org that has no projects")
 	c.Long = "Delete an org that has no projects. Its ID is never used again; the IDs of its deleted projects become free."
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteOrg(ctx, &identityv1.DeleteOrgRequest{Id: args[0]}); err != nil {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
+		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteOrg(ctx, &identityv1.DeleteOrgRequest{Id: id}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(id, "deleted")
 	})
 	return c
 }

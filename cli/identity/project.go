@@ -82,8 +82,9 @@ requires the role system:admin.`,
 
 func showProjectCommand(s *session.Session) *cobra.Command {
 	c := projectArgCommand(s, "show PROJECT", "Show a project")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		p, err := identityv1.NewIdentityServiceClient(conn).GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
+		p, err := identityv1.NewIdentityServiceClient(conn).GetProject(ctx, &identityv1.GetProjectRequest{Id: id})
 		if err != nil {
 			return err
 		}
@@ -97,17 +98,18 @@ func deleteProjectCommand(s *session.Session) *cobra.Command {
 	c.Long = `Delete a project that has no VMs and no images, and whose wallet is closed. Its service accounts are deleted, and
 roles and tokens in it become invalid. Its ID stays reserved for its org for 30 days (the 100 newest of an org) and
 is free for every org after that. A new project with the same ID gets nothing of the deleted one.`
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
 		// Read the project's org: a caller with the role org:admin must name the org in the request.
-		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
+		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: id})
 		if err != nil {
 			return err
 		}
 		if _, err := client.DeleteProject(ctx, &identityv1.DeleteProjectRequest{Id: p.GetId(), OrgId: p.GetOrgId()}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(id, "deleted")
 	})
 	return c
 }

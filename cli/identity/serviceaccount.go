@@ -137,18 +137,19 @@ func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
 			return names, err
 		})),
 	}
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
 		all, err := serviceAccounts(s).All(ctx, conn)
 		if err != nil {
 			return err
 		}
 		var matches []session.Match
 		for _, a := range all {
-			if a.GetId() == args[0] || a.GetName() == args[0] {
+			if a.GetId() == name || a.GetName() == name {
 				matches = append(matches, session.Match{ID: a.GetId(), About: a.GetName() + " of " + a.GetOrgId() + "/" + a.GetProjectId()})
 			}
 		}
-		id, err := session.One("service-account", args[0], matches)
+		id, err := session.One("service-account", s.Scope(), name, matches)
 		if err != nil {
 			return err
 		}
@@ -157,7 +158,7 @@ func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
 		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteServiceAccount(ctx, req); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(name, "deleted")
 	})
 	return c
 }

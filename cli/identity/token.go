@@ -205,11 +205,12 @@ func revokeAllTokensCommand(s *session.Session, users cobra.CompletionFunc) *cob
 		Long: `Revoke all existing tokens of a user or a service account, for instance because one was lost. Tokens that are issued
 later are not affected. Requires the role system:admin, unless USER is yourself.`,
 	}
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		if _, err := identityv1.NewIdentityServiceClient(conn).RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: args[0]}); err != nil {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, user string) error {
+		if _, err := identityv1.NewIdentityServiceClient(conn).RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: user}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "has no valid tokens any more")
+		return s.Done(user, "has no valid tokens any more")
 	})
 	return c
 }

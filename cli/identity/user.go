@@ -81,8 +81,9 @@ user. Without --org, the home org is the org of the first role in an org that a 
 
 func showUserCommand(s *session.Session) *cobra.Command {
 	c := userArgCommand(s, "show USER", "Show a user")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		u, err := identityv1.NewIdentityServiceClient(conn).GetUser(ctx, &identityv1.GetUserRequest{Id: args[0]})
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
+		u, err := identityv1.NewIdentityServiceClient(conn).GetUser(ctx, &identityv1.GetUserRequest{Id: id})
 		if err != nil {
 			return err
 		}
@@ -93,19 +94,21 @@ func showUserCommand(s *session.Session) *cobra.Command {
 
 func deleteUserCommand(s *session.Session) *cobra.Command {
 	c := userArgCommand(s, "delete USER", "Delete a user with its credentials and roles")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteUser(ctx, &identityv1.DeleteUserRequest{UserId: args[0]}); err != nil {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
+		if _, err := identityv1.NewIdentityServiceClient(conn).DeleteUser(ctx, &identityv1.DeleteUserRequest{UserId: id}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(id, "deleted")
 	})
 	return c
 }
 
 func changeUserCommand(s *session.Session, verb, short string, do func(context.Context, identityv1.IdentityServiceClient, string) (*identityv1.User, error)) *cobra.Command {
 	c := userArgCommand(s, verb+" USER", short)
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), args[0])
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
+		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), id)
 		return printUser(s, u, err)
 	})
 	return c

@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -38,7 +39,7 @@ complete, the file is called FILE.part. If the download is interrupted, the same
 			return err
 		}
 		if image.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_AVAILABLE {
-			return fmt.Errorf("image %s is %s, not AVAILABLE", args[0], show.Enum("IMAGE_STATUS", image.GetStatus()))
+			return session.Errorf(codes.FailedPrecondition, "", "image %s is %s, not AVAILABLE", args[0], show.Enum("IMAGE_STATUS", image.GetStatus()))
 		}
 		d := &download{s: s, conn: conn, org: org, image: image}
 		if err := d.run(ctx, args[1]); err != nil {
@@ -60,7 +61,7 @@ type download struct {
 // run downloads the image to the file at path.
 func (d *download) run(ctx context.Context, path string) error {
 	if _, err := os.Lstat(path); err == nil {
-		return fmt.Errorf("%s exists: give another name, or remove it", path)
+		return session.Errorf(codes.AlreadyExists, "give another name, or remove it", "%s exists", path)
 	}
 	part := path + ".part"
 	file, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE, 0o600)

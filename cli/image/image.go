@@ -66,8 +66,9 @@ func listCommand(s *session.Session) *cobra.Command {
 func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show IMAGE", Short: "Show an image", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := find(ctx, s, conn, args[0], true, anyImage)
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := find(ctx, s, conn, name, true, anyImage)
 		if err != nil {
 			return err
 		}
@@ -84,9 +85,10 @@ func showCommand(s *session.Session) *cobra.Command {
 func deleteCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "delete IMAGE", Short: "Delete an image that no VM uses", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
 		// Only images of the caller's org are looked up: public images of other orgs cannot be deleted.
-		id, err := find(ctx, s, conn, args[0], false, anyImage)
+		id, err := find(ctx, s, conn, name, false, anyImage)
 		if err != nil {
 			return err
 		}
@@ -94,7 +96,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 		if _, err := vmv1.NewImageServiceClient(conn).DeleteImage(ctx, &vmv1.DeleteImageRequest{OrgId: org, ImageId: id}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(name, "deleted")
 	})
 	return c
 }
@@ -130,7 +132,8 @@ func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 			show.Enum("IMAGE_STATUS", i.GetStatus()), i.GetOrgId(),
 			cmp.Or(show.Enum("VISIBILITY", i.GetVisibility()), "PRIVATE"), show.When(i.GetCreatedAt()))}
 	}
-	return session.One("image", nameOrID, matches)
+	org, _ := s.Tenant()
+	return session.One("image", org, nameOrID, matches)
 }
 
 func all(ctx context.Context, s *session.Session, conn *dial.Conn, public bool, limit int) ([]*vmv1.Image, bool, error) {

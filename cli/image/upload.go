@@ -245,8 +245,8 @@ func failure(image *vmv1.Image, done string) error {
 	if image.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_ERROR {
 		return nil
 	}
-	return fmt.Errorf("image %s could not be %s: %s\n`trivet image delete %s` removes its record",
-		image.GetName(), done, image.GetMetadata()[cloud.ImageReason], image.GetId())
+	return session.Errorf(codes.OK, fmt.Sprintf("`trivet image delete %s` removes its record", image.GetId()), "image %s could not be %s: %s",
+		image.GetName(), done, image.GetMetadata()[cloud.ImageReason])
 }
 
 // explain tells the user how to continue an upload that was interrupted. An upload of standard input cannot be

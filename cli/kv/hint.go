@@ -2,10 +2,11 @@ package kv
 
 import (
 	"errors"
-	"fmt"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-cloud/trivet/cli/session"
 )
 
 // errorHints maps errors of etcd's API to a hint about what the user can do.
@@ -40,7 +41,7 @@ const (
 		"a snapshot requires a token of system:admin or the user root, also on a member's own host: `trivet login`"
 )
 
-// withHint adds the hint of errorHints to err, if err is an error of etcd's API that has one.
+// withHint returns err with its code and, if errorHints has one, a hint, if err is an error of etcd's API.
 func withHint(err error) error {
 	var known rpctypes.EtcdError
 	if !errors.As(err, &known) {
@@ -50,8 +51,5 @@ func withHint(err error) error {
 	if hint == "" && known.Code() == codes.PermissionDenied {
 		hint = hintDenied
 	}
-	if hint == "" {
-		return err
-	}
-	return fmt.Errorf("%w\n%s", err, hint)
+	return &session.Problem{Code: known.Code(), Message: err.Error(), Hint: hint, Err: err}
 }

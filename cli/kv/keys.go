@@ -175,7 +175,7 @@ func getCommand(n *kvSession) *cobra.Command {
 		r := (*pb.RangeResponse)(got.Get())
 		err = n.print(r, keysOf(r.GetKvs()), func(w io.Writer) error { return f.table(w, r) })
 		if err == nil && f.span.one(args) && r.GetCount() == 0 && !f.countOnly {
-			return fmt.Errorf("there is no key %s: `trivet kv get \"\" --prefix --keys-only` shows the existing ones", show.Text(strconv.Quote(args[0])))
+			return session.NotFound("`trivet kv get \"\" --prefix --keys-only` shows the existing ones", "no key %q", args[0])
 		}
 		if err == nil && r.GetMore() {
 			n.Note("there are more, %d in all: --limit is %d", r.GetCount(), f.limit)

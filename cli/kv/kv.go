@@ -6,7 +6,7 @@
 //
 //   - Flags, the syntax of transactions and JSON output are those of etcdctl. Tables are different: a key and its value
 //     are on one line and escaped. `get --print-value-only` and `-o json` print the exact bytes.
-//   - The exit code of `get KEY` is 1 if the key does not exist, unlike etcdctl's.
+//   - The exit code of `get KEY` is 3 (not found) if the key does not exist, unlike etcdctl's.
 //   - A write is sent once. If its response is lost, the error says that the write may have been executed.
 //   - Standard input is read only for an argument "-", and by txn.
 package kv

@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -42,11 +41,11 @@ func leaseCommand(n *kvSession) *cobra.Command {
 var leaseHeader = []string{"LEASE", "TTL"}
 
 func leaseGrantCommand(n *kvSession) *cobra.Command {
-	c := &cobra.Command{Use: "grant SECONDS", Short: "Grant a lease that expires after SECONDS unless it is renewed", Args: session.Exactly("SECONDS")}
+	c := &cobra.Command{Use: "grant SECONDS", Short: "Grant a lease that expires after SECONDS, or a duration such as 5m, unless it is renewed", Args: session.Exactly("SECONDS")}
 	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
-		ttl, err := strconv.ParseInt(args[0], 10, 64)
-		if err != nil || ttl <= 0 {
-			return session.Usagef("%q: want a whole number of seconds, 1 or more", args[0])
+		ttl, err := session.ParseSeconds(args[0])
+		if err != nil {
+			return session.Usagef("SECONDS %q: %v", args[0], err)
 		}
 		r, err := c.lease.Grant(ctx, ttl)
 		if err != nil {
@@ -114,7 +113,7 @@ func leaseShowCommand(n *kvSession) *cobra.Command {
 			return show.Fields(w, fields)
 		})
 		if err == nil && r.TTL < 0 {
-			return fmt.Errorf("lease %s expired or never existed: `trivet kv lease list` shows the existing ones", leaseName(int64(id)))
+			return session.NotFound("`trivet kv lease list` shows the existing ones", "lease %s expired or never existed", leaseName(int64(id)))
 		}
 		return err
 	})
@@ -173,10 +172,7 @@ func leaseKeepCommand(n *kvSession) *cobra.Command {
 				return err
 			}
 		}
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return nil
-		}
-		return fmt.Errorf("lease %s has expired", leaseName(int64(id)))
+		return session.Interruptible(ctx, session.NotFound("", "lease %s has expired", leaseName(int64(id))))
 	})
 	return c
 }

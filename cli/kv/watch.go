@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -11,6 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
@@ -65,10 +65,7 @@ each line is a response with one or more events.`,
 				return err
 			}
 		}
-		if err := ctx.Err(); err != nil && !errors.Is(err, context.Canceled) {
-			return err
-		}
-		return nil
+		return session.Interruptible(ctx, ctx.Err())
 	})
 	return c
 }

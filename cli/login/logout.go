@@ -2,10 +2,10 @@ package login
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/account"
 	"github.com/trivet-cloud/trivet/cli/identity"
@@ -37,7 +37,7 @@ invalid too. The context is kept for the next ` + "`trivet login`" + `.`,
 		case l == nil && s.ContextNamed() != "":
 			return session.NoContext(name)
 		case l == nil:
-			return errors.New("you are not logged in")
+			return session.Errorf(codes.Unauthenticated, "run `trivet login`", "you are not logged in")
 		}
 		if l.Token != "" && !local {
 			if err := revokeSaved(ctx, s, l); err != nil {

@@ -64,7 +64,7 @@ func findProvider(ctx context.Context, client identityv1.IdentityServiceClient, 
 		names = append(names, p.GetName())
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("the control plane has no OpenID provider configured: log in with --user")
+		return nil, session.NotFound("log in with --user", "the control plane has no OpenID provider configured")
 	}
-	return nil, fmt.Errorf("there is no provider named %q: want one of %s", name, strings.Join(names, ", "))
+	return nil, session.NotFound("want one of "+strings.Join(names, ", "), "no provider named %q", name)
 }

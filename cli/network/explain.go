@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -69,12 +68,15 @@ Exit code: 0 if the packet would pass, 3 if it would be dropped, 1 if the call f
 			return err
 		}
 		if !path.GetPasses() {
-			return &session.Coded{Code: 3, Message: "the packet would be dropped"}
+			return &session.Coded{Code: exitDropped, Message: "the packet would be dropped"}
 		}
 		return nil
 	})
 	return c
 }
+
+// exitDropped is the exit code if the packet would be dropped. No error has this exit code.
+const exitDropped = 8
 
 // checkPacket returns a *session.Usage error if the protocol and port of a packet do not fit.
 func checkPacket(req *networkv1.ExplainPathRequest) error {
@@ -130,11 +132,11 @@ func findEndpoint(ctx context.Context, t *target, flag, text string) (vmID, port
 	case len(vmMatches) > 0 && len(portMatches) > 0:
 		return "", "", session.Usagef("%s: a VM and a port are named %q: write vm:%s or port:%s", flag, text, text, text)
 	case len(vmMatches) == 0 && len(portMatches) == 0:
-		return "", "", fmt.Errorf("%s: there is no VM or port named %q: `trivet vm list` and `trivet network port list` show the existing ones", flag, text)
+		return "", "", session.NotFound("`trivet vm list` and `trivet network port list` show the existing ones", "%s: no VM or port named %q", flag, text)
 	case len(vmMatches) > 0:
-		vmID, err = session.One("vm", text, vmMatches)
+		vmID, err = session.One("vm", t.s.Scope(), text, vmMatches)
 	default:
-		portID, err = session.One("network port", text, portMatches)
+		portID, err = session.One("network port", t.s.Scope(), text, portMatches)
 	}
 	return vmID, portID, err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -111,9 +112,9 @@ func onlyPort(ctx context.Context, t *target, nameOrID string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(all) == 0:
-		return "", fmt.Errorf("VM %s has no port: `trivet vm nic attach %s --subnet SUBNET` adds one", nameOrID, nameOrID)
+		return "", session.NotFound(fmt.Sprintf("`trivet vm nic attach %s --subnet SUBNET` adds one", nameOrID), "VM %s has no port", nameOrID)
 	case len(all) > 1:
-		return "", fmt.Errorf("VM %s has %d ports: name one with --port; `trivet network port list --vm %s` shows them", nameOrID, len(all), nameOrID)
+		return "", session.Errorf(codes.InvalidArgument, fmt.Sprintf("`trivet network port list --vm %s` shows them", nameOrID), "VM %s has %d ports: name one with --port", nameOrID, len(all))
 	}
 	return all[0].GetId(), nil
 }

@@ -113,7 +113,7 @@ func (k *kind[T]) findIn(ctx context.Context, t *target, q query, nameOrID strin
 	if err != nil {
 		return "", err
 	}
-	return session.One("network "+k.command, nameOrID, matches)
+	return session.One("network "+k.command, t.s.Scope(), nameOrID, matches)
 }
 
 // matches returns the objects with a name, or with an address if the kind has them, among those that q selects.
@@ -253,9 +253,10 @@ func (k *kind[T]) argCommand(s *session.Session, verb, short string) *cobra.Comm
 }
 
 func (k *kind[T]) showCommand(s *session.Session, short string) *cobra.Command {
-	c := k.argCommand(s, "show", short)
-	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
-		o, err := k.read(ctx, t, args[0])
+	c := session.Many(k.argCommand(s, "show", short))
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		t := newTarget(s, conn)
+		o, err := k.read(ctx, t, name)
 		if err != nil {
 			return err
 		}
@@ -316,16 +317,17 @@ func table(w io.Writer, header []string, rows [][]string) error {
 }
 
 func (k *kind[T]) deleteCommand(s *session.Session, short string) *cobra.Command {
-	c := k.argCommand(s, "delete", short)
-	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
-		id, err := k.find(ctx, t, args[0])
+	c := session.Many(k.argCommand(s, "delete", short))
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		t := newTarget(s, conn)
+		id, err := k.find(ctx, t, name)
 		if err != nil {
 			return err
 		}
 		if err := k.remove(ctx, t, id); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(name, "deleted")
 	})
 	return c
 }

@@ -6,7 +6,7 @@
 //     filter of the list RPCs.
 //   - Tables show names where responses have IDs, and fit into 80 columns for usual names. IDs are in the output of
 //     `show` and in JSON output, which is the response of the service.
-//   - `trivet network explain` has the exit code 3 if a packet would be dropped, so that scripts can distinguish this
+//   - `trivet network explain` has the exit code 8 if a packet would be dropped, so that scripts can distinguish this
 //     from a failure of the command.
 //   - UpdateRouteTable and UpdateServiceIp replace lists as a whole. The commands that change a part of a list read the
 //     resource first. If two of these commands run at the same time, one may undo the other's change.

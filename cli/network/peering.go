@@ -8,6 +8,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
@@ -130,11 +131,12 @@ func findPeer(ctx context.Context, t *target, org, project, nameOrID string) (st
 }
 
 func acceptPeeringCommand(s *session.Session) *cobra.Command {
-	c := peerings().argCommand(s, "accept", "Accept the proposal of another project")
+	c := session.Many(peerings().argCommand(s, "accept", "Accept the proposal of another project"))
 	c.Long = "Accept the proposal of another project to connect its VPC with one of this project.\n`trivet network peering delete` refuses it."
 	c.Example = "  trivet network peering list\n  trivet network peering accept office"
-	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
-		id, err := peerings().find(ctx, t, args[0])
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		t := newTarget(s, conn)
+		id, err := peerings().find(ctx, t, name)
 		if err != nil {
 			return err
 		}

@@ -287,7 +287,7 @@ func removeRouteCommand(s *session.Session) *cobra.Command {
 		return changeRoutes(ctx, t, args[0], func(routes []*networkv1.Route) ([]*networkv1.Route, error) {
 			i := slices.IndexFunc(routes, func(r *networkv1.Route) bool { return r.GetDestination() == args[1] })
 			if i < 0 {
-				return nil, fmt.Errorf("route table %s has no route for %q: `trivet network route show %s` shows its routes", args[0], args[1], args[0])
+				return nil, session.NotFound(fmt.Sprintf("`trivet network route show %s` shows its routes", args[0]), "route table %s has no route for %q", args[0], args[1])
 			}
 			return slices.Delete(routes, i, i+1), nil
 		})

@@ -183,7 +183,7 @@ func findRule(ctx context.Context, t *target, group string, args []string) (stri
 			return r.GetId(), nil
 		}
 	}
-	return "", fmt.Errorf("security group %s has no rule %q: `trivet network rule list %s` shows its rules", args[0], args[1], args[0])
+	return "", session.NotFound(fmt.Sprintf("`trivet network rule list %s` shows its rules", args[0]), "security group %s has no rule %q", args[0], args[1])
 }
 
 // sameTraffic reports whether two rules permit the same traffic, so that a group cannot have both.

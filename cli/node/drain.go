@@ -44,7 +44,7 @@ type DrainFlags struct {
 // Add adds the flags to c.
 func (f *DrainFlags) Add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.Force, "force", false, "shut VMs down that cannot be moved, after the others have left")
-	c.Flags().DurationVar(&f.Within, "within", 0, "give up after this time; the host is then CORDONED, and VMs still on it keep running; 0: 1h")
+	c.Flags().DurationVar(&f.Within, "within", 0, "give up after this time (default 1h); the host is then CORDONED, and VMs still on it keep running")
 }
 
 // Request returns the request to drain a host. It returns a *Usage error if the flags are invalid.

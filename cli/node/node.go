@@ -37,8 +37,9 @@ func Command(s *session.Session) *cobra.Command {
 
 func changeCommand(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
 	c := &cobra.Command{Use: verb + " NODE", Short: short, Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := Find(ctx, conn, args[0])
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := Find(ctx, conn, name)
 		if err != nil {
 			return err
 		}
@@ -106,7 +107,7 @@ func Find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error)
 			matches = append(matches, session.Match{ID: n.GetId(), About: show.Enum("NODE_STATE", n.GetState())})
 		}
 	}
-	return session.One("node", nameOrID, matches)
+	return session.One("node", "", nameOrID, matches)
 }
 
 func all(ctx context.Context, conn *dial.Conn, limit int) ([]*vmv1.Node, bool, error) {

@@ -79,7 +79,7 @@ stay placed on it. The ban is stored for the key, so the host can be evicted as 
 func unbanCommand(s *session.Session) *cobra.Command {
 	var key string
 	c := &cobra.Command{Use: "unban NODE | --key KEY", Short: "Lift the ban of a host", Args: cobra.MaximumNArgs(1)}
-	c.Flags().StringVar(&key, "key", "", "key of a host without a record; `trivet node bans` lists keys")
+	c.Flags().StringVar(&key, "key", "", "key of a host without a record, as in \"trivet node bans\"")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		node, key, err := nodeOrKey(ctx, conn, args, key)
 		if err != nil {

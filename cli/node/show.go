@@ -29,8 +29,9 @@ const maxShownVMs = 1000
 func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show NODE", Short: "Show a host and, to operators, its VMs", Args: session.Exactly("NODE"),
 		ValidArgsFunction: session.FirstArg(names(s))}
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := Find(ctx, conn, args[0])
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := Find(ctx, conn, name)
 		if err != nil {
 			return err
 		}

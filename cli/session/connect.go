@@ -1,13 +1,13 @@
 package session
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/account"
 	"github.com/trivet-cloud/trivet/cli/dial"
@@ -169,7 +169,7 @@ func (s *Session) Token() (account.Secret, error) {
 			return "", err
 		}
 		if saved == nil || saved.Token == "" {
-			return "", errors.New("there is no token: run `trivet login`, or give --token-file")
+			return "", Errorf(codes.Unauthenticated, "run `trivet login`, or give --token-file", "there is no token")
 		}
 		named, _, err := s.endpoints()
 		if err != nil {
@@ -265,8 +265,8 @@ func (s *Session) token() (account.Secret, error) {
 func covers(l *account.Login, endpoints []string) error {
 	for _, e := range endpoints {
 		if !slices.Contains(l.Endpoints, e) {
-			return fmt.Errorf("the saved token is for %s and is not sent to %s: run `trivet login --endpoint %s`, or give a token",
-				strings.Join(l.Endpoints, ","), e, strings.Join(endpoints, ","))
+			return Errorf(codes.Unauthenticated, fmt.Sprintf("run `trivet login --endpoint %s`, or give a token", strings.Join(endpoints, ",")),
+				"the saved token is for %s and is not sent to %s", strings.Join(l.Endpoints, ","), e)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/account"
 )
@@ -45,7 +46,8 @@ func (s *Session) Book() (path string, b *account.Book, err error) {
 
 // NoContext returns the error for a context that does not exist, with a hint how to list and create contexts.
 func NoContext(name string) error {
-	return fmt.Errorf("there is no context named %q: `trivet context list` shows the existing ones, `trivet login --context %s` creates it", name, name)
+	hint := fmt.Sprintf("`trivet context list` shows the existing ones; `trivet login --context %s` creates it", name)
+	return Errorf(codes.NotFound, hint, "no context named %q", name)
 }
 
 // saved returns the saved login of the context that --context or TRIVET_CONTEXT selects, or else of the current

@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/show"
@@ -60,13 +62,17 @@ var nouns = map[string]string{
 	"network nat": "NAT gateway", "network floating-ip": "floating IP", "network service-ip": "service IP", "network peering": "peering",
 }
 
-// One returns the ID of the only match for a name. It returns an error if there is no match or more than one. kind is
-// the command for such objects, such as "vm".
-func One(kind, name string, matches []Match) (string, error) {
+// One returns the ID of the only match for a name. It returns a NOT_FOUND error if there is no match, and an error that
+// lists the matches if there are several. kind is the command for such objects, such as "vm". scope is the org or
+// project in which the name was looked up, for the error; it may be empty.
+func One(kind, scope, name string, matches []Match) (string, error) {
 	noun := cmp.Or(nouns[kind], kind)
 	switch len(matches) {
 	case 0:
-		return "", fmt.Errorf("there is no %s named %q: `trivet %s list` shows the existing ones", noun, name, kind)
+		if scope != "" {
+			scope = " in " + scope
+		}
+		return "", NotFound(fmt.Sprintf("`trivet %s list` shows the existing ones", kind), "no %s named %q%s", noun, name, scope)
 	case 1:
 		return matches[0].ID, nil
 	}
@@ -78,7 +84,21 @@ func One(kind, name string, matches []Match) (string, error) {
 	if err := show.Rows(&b, []string{"  ID", "ABOUT"}, rows); err != nil {
 		return "", err
 	}
-	return "", fmt.Errorf("several %ss are named %q: give the ID of one\n%s", noun, name, b.String())
+	return "", &Problem{Code: codes.InvalidArgument, Message: fmt.Sprintf("several %ss are named %q", noun, name), Responded: true,
+		Details: strings.Split(strings.TrimRight(b.String(), "\n"), "\n"), Hint: "give the ID of one"}
+}
+
+// Scope returns the org and the project in which the command acts, such as "acme/shop", for messages. It returns "" if
+// the token decides.
+func (s *Session) Scope() string {
+	org, project := s.Tenant()
+	switch {
+	case project == "":
+		return org
+	case org == "":
+		return "project " + project
+	}
+	return org + "/" + project
 }
 
 // Pages reads a list page by page and returns its first objects: at most limit, or all if limit is 0. The function page
@@ -142,6 +162,14 @@ func starting(names []string, prefix string) (found []string) {
 		}
 	}
 	return found
+}
+
+// AnyArg returns a shell completion that is f for each argument, without the arguments that are given already.
+func AnyArg(f cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		names, directive := f(cmd, args, prefix)
+		return slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), directive
+	}
 }
 
 // FirstArg returns a shell completion that is f for the first argument, and completes nothing for later ones.

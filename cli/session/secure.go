@@ -85,6 +85,7 @@ func (s *Session) open(way account.Login, token account.Secret) (*dial.Conn, err
 		}
 	}
 	conn, err := dial.Open(opts)
+	s.conn = conn
 	var bare *dial.Exposed
 	if errors.As(err, &bare) {
 		what := cmp.Or(s.secret, "the token")

@@ -3,14 +3,15 @@
 // (vm, image and so on). Decisions:
 //
 //   - There is no global state. The program reaches its environment only through a [Shell], so tests run it in memory.
-//   - The exit code is 2 for an invalid command line, which is a [Usage] error, and 1 for every other failure.
+//   - All errors have one form, and the exit code depends on the code of the error (package explain).
+//   - [Session.Finish] gives all commands what is common to them: aliases, suggestions for typing errors, units of
+//     durations. A new command gets this without code of its own.
 //   - Standard output contains only the result. Notes, progress and errors go to standard error.
 package session
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -67,6 +69,8 @@ type Session struct {
 	secret string
 	// secrets lists the values that are removed from all messages; see Keep.
 	secrets []account.Secret
+	// conn is the connection of the command, or nil.
+	conn *dial.Conn
 	// began is true once the body of a command has started. An error before that means that the command line is
 	// invalid.
 	began bool
@@ -87,23 +91,6 @@ func New(sh Shell, root *cobra.Command) *Session {
 	return s
 }
 
-// Usage is the error for an invalid command line. With it, the program's exit code is 2.
-type Usage struct{ Message string }
-
-func (e *Usage) Error() string { return e.Message }
-
-// Usagef returns a *Usage error with a formatted message.
-func Usagef(format string, args ...any) error { return &Usage{fmt.Sprintf(format, args...)} }
-
-// Coded is an error with an exit code of its own, for a command whose exit code is a result. Without a Message, nothing
-// is printed.
-type Coded struct {
-	Code    int
-	Message string
-}
-
-func (e *Coded) Error() string { return e.Message }
-
 // Run returns a function for cobra's RunE that connects to the control plane and calls body. The context of body ends
 // after --timeout or, without that flag, after limit; a limit of 0 means no deadline.
 func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *dial.Conn, args []string) error) func(*cobra.Command, []string) error {
@@ -123,6 +110,7 @@ func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *
 func (s *Session) Local(body func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		s.began = true
+		s.describe(cmd)
 		return body(cmd.Context(), args)
 	}
 }
@@ -144,6 +132,36 @@ func (s *Session) Wait(text string, body func(say func(string)) error) error {
 	p := show.Start(s.Progress, text)
 	defer p.End()
 	return body(p.Say)
+}
+
+// Ongoing is an operation that goes on in the control plane after a command has ended.
+type Ongoing = explain.Ongoing
+
+// WaitOngoing is like Wait for a call whose operation the control plane carries out even if the command is interrupted
+// or its deadline passes. The error then says what goes on.
+func (s *Session) WaitOngoing(text string, o Ongoing, body func(say func(string)) error) error {
+	s.facts.Ongoing = o
+	err := s.Wait(text, body)
+	if err == nil {
+		s.facts.Ongoing = Ongoing{}
+	}
+	return err
+}
+
+// Confirm asks the user whether to go on, with a question that ends without a question mark. Without a terminal it
+// returns a *Usage error that asks for --yes.
+func (s *Session) Confirm(ctx context.Context, question string) error {
+	if s.Ask == nil {
+		return Usagef("cannot ask without a terminal whether to %s: give --yes", question)
+	}
+	answer, err := s.Ask(ctx, question+"? [y/N] ", false)
+	if err != nil {
+		return err
+	}
+	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
+		return Errorf(codes.Canceled, "", "nothing was changed")
+	}
+	return nil
 }
 
 // Note prints a message to standard error, with known secrets removed.
@@ -188,35 +206,6 @@ func (s *Session) Done(name, what string) error {
 		_, err := fmt.Fprintln(w, show.Text(name+" "+what))
 		return err
 	})
-}
-
-// Exit prints err to standard error, unless it is nil, and returns the exit code of the program. cmd is the command
-// that returned err.
-func (s *Session) Exit(cmd *cobra.Command, err error) int {
-	if err == nil {
-		return 0
-	}
-	var usage *Usage
-	if !s.began || errors.As(err, &usage) {
-		// An error of cobra may have several lines, with suggestions that are indented by tabs.
-		text := strings.ReplaceAll(err.Error(), "\t", "  ")
-		for line := range strings.SplitSeq(text, "\n") {
-			if line != "" {
-				fmt.Fprintln(s.Stderr, s.scrubbed("trivet: "+show.Text(line)))
-			}
-		}
-		fmt.Fprintf(s.Stderr, "run `%s --help`\n", cmd.CommandPath())
-		return 2
-	}
-	var coded *Coded
-	if errors.As(err, &coded) && coded.Message == "" {
-		return coded.Code
-	}
-	fmt.Fprintln(s.Stderr, s.scrubbed("trivet: "+explain.Error(err, s.facts)))
-	if coded != nil {
-		return coded.Code
-	}
-	return 1
 }
 
 // Keep makes Note and Exit replace secret by "[secret]" in all later messages.

@@ -62,7 +62,7 @@ If standard input is not a terminal, it is sent to the guest, and the command de
 			OrgId: t.org, ProjectId: t.project, VmId: t.id, Kind: consolev1.ConsoleKind_CONSOLE_KIND_SERIAL,
 			ReadOnly: readOnly, TakeOver: force, TailBytes: tail,
 		}}
-		return interruptible(ctx, console.run(ctx))
+		return session.Interruptible(ctx, console.run(ctx))
 	})
 	return c
 }

@@ -3,7 +3,6 @@ package vm
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -33,7 +32,7 @@ type createFlags struct {
 	sshKeys                 []string
 	userData                string
 	kernel, initrd, cmdline string
-	start                   bool
+	start, noWait           bool
 	machine                 machineFlags
 }
 
@@ -43,7 +42,8 @@ func createCommand(s *session.Session) *cobra.Command {
 		Use:   "create NAME | -f FILE [NAME]",
 		Short: "Create a VM",
 		Long: `Create a VM. Its first disk is a copy of --image; disks without an image are blank. With --image and without --disk,
-the VM gets one disk of 10 GiB, or more if the image requires it.
+the VM gets one disk of 10 GiB, or more if the image requires it. The command waits until the disks are complete and,
+with --start, until the VM runs; if it is interrupted, the VM is created all the same.
 
 A --disk is
   ` + diskForm + `,
@@ -104,12 +104,14 @@ mappings, and labels and metadata are mappings:
 	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
 	f.machine.register(p)
 	p.BoolVar(&f.start, "start", false, "start the VM, and wait until it runs")
+	p.BoolVar(&f.noWait, "no-wait", false, "return when the VM is recorded, before its disks are complete")
+	session.Exclusive(c, "start", "no-wait")
 	for _, flag := range []string{"image", "kernel", "initrd", "cdrom"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
 	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
-	run := s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+	run := s.Run(createLimit, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		nics, err := parseNICs(f.networks)
 		if err != nil {
 			return err
@@ -138,7 +140,8 @@ mappings, and labels and metadata are mappings:
 		}
 		client := vmv1.NewVmServiceClient(conn)
 		var vm *vmv1.VirtualMachine
-		if err := s.Wait("creating "+req.GetName(), func(func(string)) error {
+		goesOn := session.Ongoing{What: req.GetName() + " may still be created", Look: "trivet vm show " + req.GetName()}
+		if err := s.WaitOngoing("creating "+req.GetName(), goesOn, func(func(string)) error {
 			vm, err = client.CreateVm(ctx, req)
 			return err
 		}); err != nil {
@@ -148,16 +151,11 @@ mappings, and labels and metadata are mappings:
 			return err
 		}
 		created = true
-		if f.start {
-			t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
-			started, err := start.run(ctx, s, t, req.GetName())
-			if err != nil {
-				s.Note("%s is created with the ID %s, but is not started", vm.GetName(), vm.GetId())
-				return err
-			}
-			vm = started
+		t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
+		if vm, err = f.settle(ctx, s, conn, t, vm); err != nil {
+			return err
 		}
-		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+		return printVMs(s, true, []*vmv1.VirtualMachine{vm})
 	})
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if f.file != "" {

@@ -84,7 +84,7 @@ runs.`
 		d := &display{s: s, conn: conn, first: &consolev1.AttachConsoleRequest{
 			OrgId: t.org, ProjectId: t.project, VmId: t.id, Kind: consolev1.ConsoleKind_CONSOLE_KIND_VNC,
 		}}
-		return interruptible(ctx, d.serve(ctx, listener))
+		return session.Interruptible(ctx, d.serve(ctx, listener))
 	})
 	return c
 }

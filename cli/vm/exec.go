@@ -40,7 +40,8 @@ trivet/guest-exec=allowed.
 
 The output of the program is printed when the program has ended: the first 768 KiB of standard output and of standard
 error. On a terminal, control sequences are removed from it. The exit code is that of the program, or 128 and the number
-of the signal that ended it. If trivet fails, it prints a message that begins with "trivet:", and the exit code is 1.
+of the signal that ended it. If trivet fails, it prints a message that begins with "trivet:" and a code, and the exit
+code is that of the error.
 
 A program that has not ended within --time-limit, or when you interrupt trivet, runs on in the guest.`
 	c.Example = `  trivet vm exec web -- uname -a

@@ -28,18 +28,9 @@ func watchCommand(s *session.Session) *cobra.Command {
 			return err
 		}
 		w := &watch{session: s, conn: conn, target: t}
-		return interruptible(ctx, w.run(ctx))
+		return session.Interruptible(ctx, w.run(ctx))
 	})
 	return c
-}
-
-// interruptible returns nil instead of err if the user has interrupted the command. It is for commands that run until
-// they are interrupted.
-func interruptible(ctx context.Context, err error) error {
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return nil
-	}
-	return err
 }
 
 type watch struct {
@@ -127,7 +118,7 @@ terminal are removed.`
 			OrgId: t.org, ProjectId: t.project, VmId: t.id, Follow: follow, TailBytes: tail,
 		}, raw)
 		if follow {
-			return interruptible(ctx, err)
+			return session.Interruptible(ctx, err)
 		}
 		return err
 	}

@@ -86,7 +86,7 @@ you interrupt. A broken connection is opened again, and what changed meanwhile i
 				return err
 			}
 			if f.watch {
-				return interruptible(ctx, f.watchList(ctx, s, conn, table))
+				return session.Interruptible(ctx, f.watchList(ctx, s, conn, table))
 			}
 			return f.printList(ctx, s, conn, table)
 		})(c, args)

@@ -37,7 +37,7 @@ on running on its host. "trivet vm show" shows a migration and the result of the
   trivet vm migrate web --cancel`
 	c.Flags().StringVar(&to, "to", "", "the name or ID of the host to move it to")
 	c.Flags().BoolVar(&wait, "wait", false, "wait until the migration has ended")
-	c.Flags().DurationVar(&limit, "within", 0, "abort the migration if it has not reached the switchover after this time; 0: 150 s per GiB of memory and disk, at least 5 minutes")
+	c.Flags().DurationVar(&limit, "within", 0, "abort the migration if it has not reached the switchover after this time (default: 150 s per GiB of memory and disk, at least 5m)")
 	c.Flags().BoolVar(&cancel, "cancel", false, "end the migration that is under way")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if limit < 0 || limit%time.Second != 0 || limit > 24*time.Hour {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -29,80 +30,116 @@ const (
 // power describes a command that changes the power state of a VM, such as start. The function do makes the API call.
 type power struct {
 	verb, doing string
+	// goesOn says of a VM that the operation is being carried out.
+	goesOn string
 	// want is the state that the VM must have after the call; unspecified if every state is acceptable.
 	want vmv1.VmState
 	do   func(context.Context, *target) (*vmv1.VirtualMachine, error)
 }
 
 var (
-	start = power{"start", "starting", vmv1.VmState_VM_STATE_RUNNING, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+	start = power{"start", "starting", "is still being started", vmv1.VmState_VM_STATE_RUNNING, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
 		return t.client.StartVm(ctx, &vmv1.StartVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
 	}}
-	reboot = power{"reboot", "rebooting", vmv1.VmState_VM_STATE_RUNNING, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+	reboot = power{"reboot", "rebooting", "is still being rebooted", vmv1.VmState_VM_STATE_RUNNING, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
 		return t.client.RebootVm(ctx, &vmv1.RebootVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
 	}}
-	reset = power{"reset", "resetting", vmv1.VmState_VM_STATE_UNSPECIFIED, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+	reset = power{"reset", "resetting", "may still be reset", vmv1.VmState_VM_STATE_UNSPECIFIED, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
 		return t.client.ResetVm(ctx, &vmv1.ResetVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id})
 	}}
 )
 
 func stop(force bool, grace uint32) power {
-	return power{"stop", "stopping", vmv1.VmState_VM_STATE_STOPPED, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+	return power{"stop", "stopping", "is still being stopped", vmv1.VmState_VM_STATE_STOPPED, func(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
 		return t.client.StopVm(ctx, &vmv1.StopVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Force: force, TimeoutSeconds: grace})
 	}}
 }
 
 func powerCommands(s *session.Session) []*cobra.Command {
 	simple := func(p power, short string, limit time.Duration) *cobra.Command {
-		c := vmArgCommand(s, p.verb+" VM", short)
-		c.RunE = s.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
-			return p.command(ctx, s, conn, args[0])
+		x := &selection{}
+		c := x.command(s, p.verb, short)
+		c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+			return p.each(ctx, s, conn, x, limit, args)
 		})
 		return c
 	}
 	var force bool
-	var grace uint32
-	stopping := vmArgCommand(s, "stop VM", "Shut a VM down, and power it off if it does not")
-	stopping.Flags().BoolVar(&force, "force", false, "power it off at once")
-	stopping.Flags().Uint32Var(&grace, "grace", graceDefault, "seconds that the guest has to shut down, 1 to 600")
+	grace := session.Seconds(graceDefault)
+	x := &selection{}
+	stopping := x.command(s, "stop", "Shut VMs down, and power them off if they do not")
+	stopping.Flags().BoolVar(&force, "force", false, "power them off at once")
+	stopping.Flags().Var(&grace, "grace", "time that the guest has to shut down, 1s to 10m")
 	stopping.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		if grace < 1 || grace > graceMost {
-			return session.Usagef("--grace %d: want 1 to %d seconds", grace, graceMost)
+		if grace > graceMost {
+			return session.Usagef("--grace %s: want 1s to 10m", &grace)
 		}
-		ctx, cancel := s.Limit(ctx, time.Duration(grace)*time.Second+stopExtra)
-		defer cancel()
-		return stop(force, grace).command(ctx, s, conn, args[0])
+		return stop(force, uint32(grace)).each(ctx, s, conn, x, time.Duration(grace)*time.Second+stopExtra, args)
 	})
 	return []*cobra.Command{
-		simple(start, "Start a VM, and wait until it runs", startLimit),
+		simple(start, "Start VMs, and wait until they run", startLimit),
 		stopping,
-		simple(reboot, "Shut a VM down and start it again", rebootLimit),
-		simple(reset, "Reset a VM without shutting it down", startLimit),
+		simple(reboot, "Shut VMs down and start them again", rebootLimit),
+		simple(reset, "Reset VMs without shutting them down", startLimit),
 	}
 }
 
-func (p power) command(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) error {
-	t, err := find(ctx, s, conn, nameOrID)
+// each applies p to the VMs in args, or to those that x selects, one after the other, and prints those for which it
+// succeeded. limit is the deadline for each VM unless --timeout is given.
+func (p power) each(ctx context.Context, s *session.Session, conn *dial.Conn, x *selection, limit time.Duration, args []string) error {
+	names, err := x.names(ctx, s, conn, p.verb, args)
 	if err != nil {
 		return err
 	}
-	vm, err := p.run(ctx, s, t, nameOrID)
-	if err != nil {
+	var done []*vmv1.VirtualMachine
+	err = s.Each(ctx, limit, names, func(ctx context.Context, name string) error {
+		t, err := find(ctx, s, conn, name)
+		if err != nil {
+			return err
+		}
+		vm, err := p.run(ctx, s, t, name)
+		if err == nil {
+			done = append(done, vm)
+		}
+		return err
+	})
+	if len(done) == 0 {
 		return err
 	}
-	return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+	if printed := printVMs(s, len(args) == 1, done); printed != nil && err == nil {
+		err = printed
+	}
+	return err
+}
+
+// printVMs prints VMs in the format of --output: in JSON as one object if single is true, or else as a list.
+func printVMs(s *session.Session, single bool, vms []*vmv1.VirtualMachine) error {
+	table := func(w io.Writer) error { return rows(w, s.Now(), vms...) }
+	if single {
+		return s.Print(vms[0], []string{vms[0].GetName()}, table)
+	}
+	var names []string
+	for _, vm := range vms {
+		names = append(names, vm.GetName())
+	}
+	return s.Print(&vmv1.ListVmsResponse{Vms: vms}, names, table)
 }
 
 // run makes the call, in which the control plane waits until the VM has the wanted state. If the VM does not have it in
 // time, the control plane returns the VM in another state, without an error. run then returns an error, so that a
 // script stops.
 func (p power) run(ctx context.Context, s *session.Session, t *target, name string) (vm *vmv1.VirtualMachine, err error) {
-	err = s.Wait(p.doing+" "+name, func(func(string)) error {
+	look := "trivet vm show " + name
+	if p.want != vmv1.VmState_VM_STATE_UNSPECIFIED {
+		look = fmt.Sprintf("trivet vm wait %s --for %s", name, state(p.want))
+	}
+	err = s.WaitOngoing(p.doing+" "+name, session.Ongoing{What: name + " " + p.goesOn, Look: look}, func(func(string)) error {
 		vm, err = p.do(ctx, t)
 		return err
 	})
 	if err == nil && p.want != vmv1.VmState_VM_STATE_UNSPECIFIED && vm.GetState() != p.want {
-		err = fmt.Errorf("%s is still %s; the request is still in effect: watch it with `trivet vm watch %s`", name, cmp.Or(state(vm.GetState()), "of unknown state"), name)
+		err = session.Errorf(codes.DeadlineExceeded, "`"+look+"` waits for it", "%s is still %s; the request is still in effect",
+			name, cmp.Or(state(vm.GetState()), "of unknown state"))
 	}
 	return vm, err
 }

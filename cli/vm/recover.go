@@ -13,7 +13,7 @@ import (
 
 func recoverCommand(s *session.Session) *cobra.Command {
 	var start bool
-	c := vmArgCommand(s, "recover VM", "Move a VM from a lost host to another host")
+	c := vmsCommand(s, "recover VM...", "Move VMs from a lost host to other hosts")
 	c.Long = `Move a VM from a lost host to another host. A VM that was running is started there.
 
 The VM's host must be fenced: either its lease has ended and it has confirmed to stop this VM then, or an operator has
@@ -22,8 +22,8 @@ the metadata trivet/ha=restart are moved without this command.
 
 The command does not wait for the other host. Until the VM has one, it is PENDING, and "trivet vm show" shows the reason.`
 	c.Flags().BoolVar(&start, "start", false, "start the VM also if it was off")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		t, err := find(ctx, s, conn, args[0])
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		t, err := find(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}

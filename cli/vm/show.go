@@ -24,9 +24,9 @@ import (
 )
 
 func showCommand(s *session.Session) *cobra.Command {
-	c := vmArgCommand(s, "show VM", "Show a VM, with the reasons for its state and its host")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		t, err := find(ctx, s, conn, args[0])
+	c := vmsCommand(s, "show VM...", "Show VMs, with the reasons for their states and their hosts")
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		t, err := find(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}

@@ -2,46 +2,158 @@ package vm
 
 import (
 	"context"
-	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
+
+// change holds the values of an update. Fields that are 0 or empty do not change the VM.
+type change struct {
+	labels, metadata map[string]string
+	vcpus            uint32
+	memoryMiB        uint64
+}
+
+// size holds the flags for processors and memory.
+type size struct {
+	vcpus  uint32
+	memory string
+}
+
+func (x *size) add(c *cobra.Command) {
+	c.Flags().Uint32Var(&x.vcpus, "vcpus", 0, "number of processors (default: as it is)")
+	c.Flags().StringVar(&x.memory, "memory", "", "memory in MiB, or with a unit: 2G (default: as it is)")
+}
+
+// addTo sets the size in a change. It returns a *session.Usage error if a flag is invalid.
+func (x *size) addTo(c *cobra.Command, to *change) error {
+	if c.Flags().Changed("vcpus") && x.vcpus == 0 {
+		return session.Usagef("--vcpus: want 1 or more")
+	}
+	to.vcpus = x.vcpus
+	if x.memory == "" {
+		return nil
+	}
+	mib, ok := session.Amount(x.memory, session.MiB)
+	if !ok || mib == 0 {
+		return session.Usagef("--memory %q: want a number of MiB, or one with a unit: 2G", x.memory)
+	}
+	to.memoryMiB = mib
+	return nil
+}
 
 func updateCommand(s *session.Session) *cobra.Command {
 	var labels, metadata []string
-	c := vmArgCommand(s, "update VM", "Change the labels and the metadata of a VM")
-	c.Long = `Change the labels and the metadata of a VM, in any state. Pairs that are not given stay. An empty value removes a pair.
-"trivet vm resize" changes processors and memory.`
+	var x size
+	c := vmArgCommand(s, "update VM", "Change the labels, the metadata, the processors and the memory of a VM")
+	c.Long = `Change a VM, in any state. Labels and metadata that are not given stay. An empty value removes a pair. "trivet vm label"
+changes labels, too. ` + sizeHelp
 	c.Example = `  trivet vm update web --metadata trivet/guest-exec=allowed
-  trivet vm update web --label env=prod --label old=`
+  trivet vm update web --label env=prod --label old=
+  trivet vm update web --vcpus 4 --memory 8G`
 	c.Flags().StringArrayVar(&labels, "label", nil, "KEY=VALUE, or KEY= to remove the label, repeatable")
 	c.Flags().StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		req := &vmv1.UpdateVmRequest{}
-		var err error
-		if req.Labels, err = session.Pairs("label", labels); err != nil {
+	x.add(c)
+	session.RequireOne(c, "label", "metadata", "vcpus", "memory")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+		var to change
+		if to.labels, err = session.Pairs("label", labels); err != nil {
 			return err
 		}
-		if req.Metadata, err = session.Pairs("metadata", metadata); err != nil {
+		if to.metadata, err = session.Pairs("metadata", metadata); err != nil {
 			return err
 		}
-		if len(req.GetLabels()) == 0 && len(req.GetMetadata()) == 0 {
-			return session.Usagef("want --label or --metadata")
-		}
-		t, err := find(ctx, s, conn, args[0])
-		if err != nil {
+		if err := x.addTo(c, &to); err != nil {
 			return err
 		}
-		req.OrgId, req.ProjectId, req.VmId = t.org, t.project, t.id
-		vm, err := t.client.UpdateVm(ctx, req)
-		if err != nil {
-			return err
-		}
-		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+		return to.apply(ctx, s, conn, args[0])
 	})
 	return c
+}
+
+// apply changes the VM with a name or ID, and prints it.
+func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) error {
+	t, err := find(ctx, s, conn, nameOrID)
+	if err != nil {
+		return err
+	}
+	req := &vmv1.UpdateVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Labels: x.labels, Metadata: x.metadata}
+	if x.vcpus > 0 || x.memoryMiB > 0 {
+		vm, err := t.read(ctx)
+		if err != nil {
+			return err
+		}
+		req.Spec = x.spec(vm.GetSpec())
+	}
+	vm, err := t.client.UpdateVm(ctx, req)
+	if err != nil {
+		return err
+	}
+	if err := printVMs(s, true, []*vmv1.VirtualMachine{vm}); err != nil {
+		return err
+	}
+	if pending := vm.GetMetadata()[cloud.PendingResize]; req.GetSpec() != nil && pending != "" {
+		s.Note("%s has %s at its next start or reboot", vm.GetName(), pending)
+	}
+	return nil
+}
+
+// spec returns the parts of the spec that change the size of a VM. A part that is given replaces the whole part, so it
+// has the other fields of the present one.
+func (x *change) spec(present *vmv1.VmSpec) *vmv1.VmSpec {
+	spec := &vmv1.VmSpec{}
+	if x.vcpus > 0 {
+		// A topology of another number of processors is not kept.
+		spec.Cpu = &vmv1.CpuSpec{Vcpus: x.vcpus, CpuModel: present.GetCpu().GetCpuModel()}
+		if x.vcpus == present.GetCpu().GetVcpus() {
+			spec.Cpu = present.GetCpu()
+		}
+	}
+	if x.memoryMiB > 0 {
+		spec.Memory = &vmv1.MemorySpec{SizeMib: x.memoryMiB, Hugepages: present.GetMemory().GetHugepages()}
+	}
+	return spec
+}
+
+func labelCommand(s *session.Session) *cobra.Command {
+	c := vmArgCommand(s, "label VM KEY=VALUE|KEY-...", "Set and remove labels of a VM")
+	c.Args = session.AtLeast("VM", "KEY=VALUE or KEY-")
+	c.Long = "Set and remove labels of a VM. KEY=VALUE sets a label, and KEY- removes one. Other labels stay."
+	c.Example = "  trivet vm label web env=prod team=shop\n  trivet vm label web old-"
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		labels, err := parseLabels(args[1:])
+		if err != nil {
+			return err
+		}
+		return (&change{labels: labels}).apply(ctx, s, conn, args[0])
+	})
+	return c
+}
+
+// parseLabels parses KEY=VALUE and KEY-, which removes a label: its value in the result is empty.
+func parseLabels(args []string) (map[string]string, error) {
+	labels := map[string]string{}
+	for _, arg := range args {
+		key, value, set := strings.Cut(arg, "=")
+		removed := false
+		if !set {
+			key, removed = strings.CutSuffix(arg, "-")
+		}
+		_, twice := labels[key]
+		switch {
+		case key == "" || !set && !removed:
+			return nil, session.Usagef("%q: want KEY=VALUE to set a label, or KEY- to remove one", arg)
+		case set && value == "":
+			return nil, session.Usagef("%q: a label has a value; %s- removes it", arg, key)
+		case twice:
+			return nil, session.Usagef("the label %q is given twice", key)
+		}
+		labels[key] = value
+	}
+	return labels, nil
 }

@@ -27,7 +27,7 @@ const (
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "vm", Short: "Create, run and watch VMs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), logCommand(s), nicCommand(s),
+	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), waitCommand(s), labelCommand(s), logCommand(s), nicCommand(s),
 		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), updateCommand(s), migrateCommand(s),
 		consoleCommand(s), vncCommand(s), screenshotCommand(s), execCommand(s), setPasswordCommand(s), addSSHKeyCommand(s))
 	c.AddCommand(powerCommands(s)...)
@@ -36,23 +36,36 @@ func Command(s *session.Session) *cobra.Command {
 
 func deleteCommand(s *session.Session) *cobra.Command {
 	var force bool
-	c := vmArgCommand(s, "delete VM", "Delete a VM and its disks")
-	c.Flags().BoolVar(&force, "force", false, "power it off first, and delete it even if its host is unreachable")
-	c.RunE = s.Run(callTimeout+waitMargin, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		t, err := find(ctx, s, conn, args[0])
+	x := &selection{}
+	c := x.command(s, "delete", "Delete VMs and their disks")
+	c.Flags().BoolVar(&force, "force", false, "power them off first, and delete them even if their hosts are unreachable")
+	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		names, err := x.names(ctx, s, conn, "delete", args)
 		if err != nil {
 			return err
 		}
-		req := &vmv1.DeleteVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Force: force}
-		if err := s.Wait("deleting "+args[0], func(func(string)) error {
-			_, err := t.client.DeleteVm(ctx, req)
-			return err
-		}); err != nil {
-			return err
-		}
-		return s.Done(args[0], "deleted")
+		return s.Each(ctx, callTimeout+waitMargin, names, func(ctx context.Context, name string) error {
+			t, err := find(ctx, s, conn, name)
+			if err != nil {
+				return err
+			}
+			req := &vmv1.DeleteVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Force: force}
+			goesOn := session.Ongoing{What: name + " may still be deleted", Look: "trivet vm show " + name}
+			if err := s.WaitOngoing("deleting "+name, goesOn, func(func(string)) error {
+				_, err := t.client.DeleteVm(ctx, req)
+				return err
+			}); err != nil {
+				return err
+			}
+			return s.Done(name, "deleted")
+		})
 	})
 	return c
+}
+
+// vmsCommand returns a command with one or more arguments VM, names or IDs, and shell completion for them.
+func vmsCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: session.AtLeast("VM"), ValidArgsFunction: session.AnyArg(lookup.Names(s))}
 }
 
 // vmArgCommand returns a command with the single argument VM, a name or an ID, and shell completion for it.

@@ -119,8 +119,9 @@ func listClassesCommand(s *session.Session) *cobra.Command {
 
 func showClassCommand(s *session.Session) *cobra.Command {
 	c := classArgCommand(s, "show CLASS", "Show a storage class")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		class, err := storagev1.NewStorageClassServiceClient(conn).GetStorageClass(ctx, &storagev1.GetStorageClassRequest{Name: args[0]})
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		class, err := storagev1.NewStorageClassServiceClient(conn).GetStorageClass(ctx, &storagev1.GetStorageClassRequest{Name: name})
 		if err != nil {
 			return err
 		}
@@ -145,13 +146,14 @@ func defaultClassCommand(s *session.Session) *cobra.Command {
 
 func deleteClassCommand(s *session.Session) *cobra.Command {
 	c := classArgCommand(s, "delete CLASS", "Delete a storage class without volumes")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
 		if _, err := storagev1.NewStorageClassServiceClient(conn).DeleteStorageClass(ctx, &storagev1.DeleteStorageClassRequest{
-			Name: args[0],
+			Name: name,
 		}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(name, "deleted")
 	})
 	return c
 }

@@ -63,7 +63,7 @@ the format "rbd diff v1" of Ceph; ` + "`trivet volume import`" + ` and the progr
 			e.state.Format = format
 		}
 		if _, err := os.Lstat(e.path); err == nil {
-			return fmt.Errorf("%s exists: give another name, or remove it", e.path)
+			return session.Errorf(codes.AlreadyExists, "give another name, or remove it", "%s exists", e.path)
 		}
 		if e.state.Volume, err = Find(ctx, s, conn, args[0]); err != nil {
 			return err

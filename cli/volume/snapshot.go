@@ -118,8 +118,9 @@ func listSnapshotsCommand(s *session.Session) *cobra.Command {
 
 func showSnapshotCommand(s *session.Session) *cobra.Command {
 	c := snapshotArgCommand(s, "show SNAPSHOT", "Show a snapshot")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := findSnapshot(ctx, s, conn, args[0])
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := findSnapshot(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}
@@ -137,8 +138,9 @@ func showSnapshotCommand(s *session.Session) *cobra.Command {
 
 func deleteSnapshotCommand(s *session.Session) *cobra.Command {
 	c := snapshotArgCommand(s, "delete SNAPSHOT", "Delete a snapshot")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := findSnapshot(ctx, s, conn, args[0])
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := findSnapshot(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}
@@ -148,7 +150,7 @@ func deleteSnapshotCommand(s *session.Session) *cobra.Command {
 		}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(name, "deleted")
 	})
 	return c
 }
@@ -179,7 +181,7 @@ func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, name
 			matches = append(matches, session.Match{ID: one.GetId(), About: fmt.Sprintf("%s of volume %s", snapshotStatus(one), one.GetVolumeId())})
 		}
 	}
-	return session.One("snapshot", nameOrID, matches)
+	return session.One("snapshot", s.Scope(), nameOrID, matches)
 }
 
 // allSnapshots returns up to limit snapshots of the project, or of one volume if volume is not empty. A limit of 0

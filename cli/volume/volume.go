@@ -145,8 +145,9 @@ func listCommand(s *session.Session) *cobra.Command {
 
 func showCommand(s *session.Session) *cobra.Command {
 	c := argCommand(s, "show VOLUME", "Show a volume")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := Find(ctx, s, conn, args[0])
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := Find(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}
@@ -190,8 +191,9 @@ func resizeCommand(s *session.Session) *cobra.Command {
 
 func deleteCommand(s *session.Session) *cobra.Command {
 	c := argCommand(s, "delete VOLUME", "Delete a volume that no VM has")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := Find(ctx, s, conn, args[0])
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := Find(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}
@@ -201,7 +203,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 		}); err != nil {
 			return err
 		}
-		return s.Done(args[0], "deleted")
+		return s.Done(name, "deleted")
 	})
 	return c
 }
@@ -231,7 +233,7 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 			matches = append(matches, session.Match{ID: v.GetId(), About: fmt.Sprintf("%s in %s/%s", status(v), v.GetOrgId(), v.GetProjectId())})
 		}
 	}
-	return session.One("volume", nameOrID, matches)
+	return session.One("volume", s.Scope(), nameOrID, matches)
 }
 
 // all returns the volumes of the project: at most limit, or all if limit is 0. more is true if the project has further

@@ -68,12 +68,13 @@ func releaseCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.ReleaseReservationRequest{}
 	c := &cobra.Command{Use: "release RESERVATION", Short: "Release a reservation without a charge", Args: session.Exactly("RESERVATION")}
 	c.Flags().StringVar(&req.Reason, "reason", "", "reason of the release")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		if err := isID(args[0]); err != nil {
+	session.Many(c)
+	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
+		if err := isID(id); err != nil {
 			return err
 		}
 		req.OrgId, req.ProjectId = s.Tenant()
-		req.ReservationId = args[0]
+		req.ReservationId = id
 		done, err := creditv1.NewCreditServiceClient(conn).ReleaseReservation(ctx, req)
 		if err == nil && !done.GetReleased() {
 			s.Note("the reservation had expired, which releases it too")

@@ -25,7 +25,7 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	if err != nil {
 		return "", err
 	}
-	return session.One("vm", nameOrID, matches)
+	return session.One("vm", s.Scope(), nameOrID, matches)
 }
 
 // Matches returns the VMs with a name. It returns a *session.Usage error if the name is not valid.

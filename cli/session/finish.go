@@ -1,0 +1,188 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agnivade/levenshtein"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
+)
+
+// aliases lists other names for the usual verbs. A command gets those that no other command of its group has.
+var aliases = map[string][]string{
+	"list":   {"ls"},
+	"show":   {"get", "describe"},
+	"delete": {"rm"},
+	"log":    {"logs"},
+}
+
+// oldNames is the annotation with the former names of a command, separated by spaces.
+const oldNames = "trivet.old"
+
+// Old makes c also known by former names, which the help does not show.
+func Old(c *cobra.Command, names ...string) {
+	if c.Annotations == nil {
+		c.Annotations = map[string]string{}
+	}
+	c.Annotations[oldNames] = strings.Join(names, " ")
+	c.Aliases = append(c.Aliases, names...)
+}
+
+// Finish completes root and all its subcommands with what is common to all commands: aliases, suggestions for unknown
+// commands and flags, errors for values of flags, and values of flags for durations and limits. All commands must have
+// been added before.
+func (s *Session) Finish(root *cobra.Command) {
+	root.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	root.SetFlagErrorFunc(flagError)
+	usage := root.UsageFunc()
+	root.SetUsageFunc(func(c *cobra.Command) error {
+		all := c.Aliases
+		old := strings.Fields(c.Annotations[oldNames])
+		c.Aliases = slices.DeleteFunc(slices.Clone(all), func(a string) bool { return slices.Contains(old, a) })
+		defer func() { c.Aliases = all }()
+		return usage(c)
+	})
+	finish(root)
+}
+
+func finish(c *cobra.Command) {
+	if c.HasSubCommands() {
+		c.Args = unknownCommand
+	}
+	for _, flags := range []*pflag.FlagSet{c.PersistentFlags(), c.Flags()} {
+		flags.VisitAll(func(f *pflag.Flag) {
+			switch {
+			case f.Value.Type() == "duration":
+				f.Value = duration{f.Value}
+				if f.DefValue == "0s" {
+					f.DefValue = "0" // the help does not show this default
+				}
+			case f.Name == "limit" && f.Value.Type() == "int":
+				f.Value = limit{f.Value}
+			}
+		})
+	}
+	taken := map[string]bool{}
+	for _, sub := range c.Commands() {
+		taken[sub.Name()] = true
+		for _, a := range sub.Aliases {
+			taken[a] = true
+		}
+	}
+	for _, sub := range c.Commands() {
+		for _, a := range aliases[sub.Name()] {
+			if !taken[a] {
+				sub.Aliases = append(sub.Aliases, a)
+			}
+		}
+		finish(sub)
+	}
+}
+
+// unknownCommand is the check of the arguments of a command that only has subcommands.
+func unknownCommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	// A candidate is a name or an alias; the suggestion is always the name.
+	names := map[string]string{}
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			names[sub.Name()] = sub.Name()
+			for _, a := range sub.Aliases {
+				names[a] = sub.Name()
+			}
+		}
+	}
+	p := &Problem{Code: codes.InvalidArgument, Message: fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath()),
+		Hint: "run `" + c.CommandPath() + " --help`"}
+	if name := closest(args[0], names); name != "" {
+		p.Hint = "did you mean `" + c.CommandPath() + " " + name + "`?"
+	}
+	return p
+}
+
+// closest returns the value of the key with the smallest edit distance to word, or "" if none is similar. Of several
+// keys with the same distance, it uses the first in alphabetical order.
+func closest(word string, names map[string]string) string {
+	best, found := 3, ""
+	if len(word) < 4 {
+		best = 2
+	}
+	keys := make([]string, 0, len(names))
+	for k := range names {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		d := levenshtein.ComputeDistance(word, k)
+		if strings.HasPrefix(k, word) && len(word) > 2 {
+			d = min(d, 1)
+		}
+		if d < best {
+			best, found = d, names[k]
+		}
+	}
+	return found
+}
+
+// flagError returns the error for a flag that cannot be parsed.
+func flagError(c *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var invalid *pflag.InvalidValueError
+	var missing *pflag.ValueRequiredError
+	p := &Problem{Code: codes.InvalidArgument, Message: err.Error(), Hint: "run `" + c.CommandPath() + " --help`", Err: err}
+	switch {
+	case errors.As(err, &unknown) && c.HasSubCommands() && c.Flags().NArg() > 0:
+		return unknownCommand(c, c.Flags().Args())
+	case errors.As(err, &unknown):
+		names := map[string]string{}
+		each := func(f *pflag.Flag) {
+			if !f.Hidden {
+				names[f.Name] = f.Name
+			}
+		}
+		c.Flags().VisitAll(each)
+		c.InheritedFlags().VisitAll(each)
+		dashes := "--"
+		if unknown.GetSpecifiedShortnames() != "" {
+			dashes = "-"
+		} else if name := closest(unknown.GetSpecifiedName(), names); name != "" {
+			p.Hint = "did you mean --" + name + "?"
+		}
+		p.Message = "unknown flag " + dashes + unknown.GetSpecifiedName()
+	case errors.As(err, &missing):
+		p.Message = "--" + missing.GetFlag().Name + " needs a value"
+	case errors.As(err, &invalid):
+		p.Message = fmt.Sprintf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), wanted(invalid))
+	}
+	return p
+}
+
+// wanted says which values a flag accepts.
+func wanted(e *pflag.InvalidValueError) string {
+	switch kind := e.GetFlag().Value.Type(); {
+	case kind == "bool":
+		return "want true or false"
+	case strings.HasPrefix(kind, "uint"):
+		return "want a whole number, 0 or more"
+	case strings.HasPrefix(kind, "int") && e.GetFlag().Name != "limit":
+		return "want a whole number"
+	}
+	return e.Unwrap().Error()
+}
+
+// limit is the value of a flag --limit.
+type limit struct{ pflag.Value }
+
+func (l limit) Set(text string) error {
+	if n, err := strconv.Atoi(text); err != nil || n < 0 {
+		return errors.New("want a whole number, 0 or more; 0 means no limit")
+	}
+	return l.Value.Set(text)
+}
