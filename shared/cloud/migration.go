@@ -35,6 +35,8 @@ type Migration struct {
 	// GiveUp is true if the target was asked, after the switchover, to end the migration unless it has the complete state
 	// of the guest.
 	GiveUp bool
+	// AwaitsTarget is true after MigrationAwaitTarget.
+	AwaitsTarget bool `cbor:",omitempty"`
 	// Reason is the first error that a host has reported, or, in the phase ROLLBACK, the reason for the rollback.
 	Reason string
 	// DowntimeMS is the time for which the guest has been paused, in milliseconds: the greatest value that the source has

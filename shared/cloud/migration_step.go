@@ -36,6 +36,10 @@ const (
 	// MigrationExplain writes into the VM's status why a migration waits longer than SwitchoverTime and GiveUpTime after
 	// the switchover, and what a caller can do.
 	MigrationExplain
+	// MigrationAwaitTarget writes into the VM's status that the migration waits for a lost target, after the guest was lost
+	// on both hosts. Only the target can report whether it ran the guest. If it did, it has the newest UEFI variables and
+	// the newest state of the TPM; otherwise the source has them.
+	MigrationAwaitTarget
 	// MigrationLose ends the migration, because no host has the state of the guest any more. The VM keeps its VM.Node: the
 	// target in the phase SWITCHOVER, the source in ROLLBACK. It can be started again from the disks on that host.
 	MigrationLose
@@ -43,7 +47,7 @@ const (
 
 func (a MigrationAction) String() string {
 	return [...]string{"wait", "begin transfer", "commit", "abort", "complete", "undo", "ask to give up", "roll back", "return",
-		"leave", "explain", "lose"}[min(a, MigrationLose)]
+		"leave", "explain", "await the target", "lose"}[min(a, MigrationLose)]
 }
 
 // MigrationFacts is a set of facts about the hosts of a migration. The exported facts do not come from the reports of
@@ -65,11 +69,14 @@ const (
 	// HostState: besides its disks, the VM has state that is stored only on one host: UEFI variables or the state of a
 	// TPM (see VM.StateOnHost). AdvanceMigration adds this fact.
 	HostState
+	// TargetGivenUp: an operator has evicted the target, which has not joined again. A migration then does not wait for it.
+	TargetGivenUp
 
 	sourceEnded
 	canceled
 	late
 	gaveUp
+	awaiting
 )
 
 type statesOf uint16
@@ -103,6 +110,11 @@ type migrationRule struct {
 // the source is lost, the VM can therefore be started on the target. The state of the firmware and of the TPM is
 // complete only on the source. A VM with such state returns to the source, and waits for the source if the source is
 // lost.
+//
+// If both hosts lose the guest of a VM with such state, the newest state is on the target if the target has run the
+// guest, and otherwise on the source. The migration therefore waits for the report of the target, until an operator
+// evicts the target. The VM then returns to the source. The wait does not end when a lost source answers again: its guest
+// may have ended, which its next report may say only later.
 var migrationRules = []migrationRule{
 	{phase: MigrationPrepare, facts: sourceEnded, do: MigrationAbort, why: "the guest's process on the source has ended"},
 	{phase: MigrationPrepare, facts: canceled, do: MigrationAbort, why: "a call cancelled the migration"},
@@ -138,10 +150,15 @@ var migrationRules = []migrationRule{
 	{phase: MigrationSwitchover, source: states(MigrationHandedOver), target: states(MigrationFailed), facts: SourceSilent,
 		not: HostState, do: MigrationLose, why: "the target has failed and the source is lost"},
 	{phase: MigrationSwitchover, target: states(MigrationFailed), do: MigrationRollBack, why: "the target has failed"},
-	{phase: MigrationSwitchover, source: states(MigrationHandedOver), facts: TargetFenced | sourceEnded, do: MigrationLose,
-		why: "the target is lost, and the source has ended the guest"},
-	{phase: MigrationSwitchover, source: states(MigrationHandedOver), facts: TargetFenced | SourceOff, do: MigrationLose,
-		why: "both hosts are lost"},
+	{phase: MigrationSwitchover, source: states(MigrationHandedOver), facts: TargetFenced | sourceEnded | HostState,
+		not: TargetGivenUp | awaiting, do: MigrationAwaitTarget, why: "has ended the guest"},
+	{phase: MigrationSwitchover, facts: TargetFenced | SourceSilent | HostState, not: TargetGivenUp | awaiting,
+		do: MigrationAwaitTarget, why: "is lost too"},
+	{phase: MigrationSwitchover, facts: TargetFenced | HostState | awaiting, not: TargetGivenUp, do: MigrationWait},
+	{phase: MigrationSwitchover, source: states(MigrationHandedOver), facts: TargetFenced | sourceEnded, not: HostState,
+		do: MigrationLose, why: "the target is lost, and the source has ended the guest"},
+	{phase: MigrationSwitchover, source: states(MigrationHandedOver), facts: TargetFenced | SourceOff, not: HostState,
+		do: MigrationLose, why: "both hosts are lost"},
 	{phase: MigrationSwitchover, facts: TargetFenced, do: MigrationRollBack, why: "the target is lost"},
 	{phase: MigrationSwitchover, facts: late, not: gaveUp, do: MigrationAskToGiveUp},
 	{phase: MigrationSwitchover, facts: late | gaveUp, do: MigrationExplain,
@@ -158,6 +175,7 @@ var migrationRules = []migrationRule{
 func (m *Migration) Step(facts MigrationFacts, now Time) (MigrationAction, string) {
 	for fact, is := range map[MigrationFacts]bool{
 		sourceEnded: m.SourceEnded, canceled: m.Canceled, late: m.Deadline != 0 && now >= m.Deadline, gaveUp: m.GiveUp,
+		awaiting: m.AwaitsTarget,
 	} {
 		if is {
 			facts |= fact
@@ -172,6 +190,9 @@ func (m *Migration) Step(facts MigrationFacts, now Time) (MigrationAction, strin
 		return MigrationComplete, ""
 	}
 	for _, r := range migrationRules {
+		if r.do == MigrationAwaitTarget && mutant.On(mutant.GuessHostState) {
+			continue
+		}
 		if r.phase == m.Phase && r.source.has(m.SourceState) && r.target.has(m.TargetState) && facts&r.facts == r.facts &&
 			facts&r.not == 0 {
 			return r.do, r.why
@@ -204,7 +225,13 @@ func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 		vm.setPhase(MigrationSwitchover, m.Target, now+GiveUpTime)
 		vm.Migration.GiveUp = true
 	case MigrationExplain:
-		vm.explainMigration(why)
+		vm.explainMigration("the migration waits for its target " + string(m.Target) + ": " + why + ". If that host is off, " +
+			"confirm it with `trivet node fence --confirmed-off`")
+	case MigrationAwaitTarget:
+		vm.explainMigration("the guest runs on no host: the migration waits for its lost target " + string(m.Target) + ", and the " +
+			"source " + string(m.Source) + " " + why + ". Only the target knows whether it has the newest UEFI variables and TPM " +
+			"state. If it never comes back, evict it with `trivet node evict --force`: the VM then gets those of the source")
+		vm.Migration.AwaitsTarget = true
 	case MigrationRollBack:
 		vm.setPhase(MigrationRollback, m.Source, now+RollbackTime)
 		vm.Migration.Reason = cmp.Or(m.Reason, why)
@@ -245,13 +272,12 @@ func (vm *VM) setMigrationHost(node NodeID) {
 // text.
 func (m *Migration) explained() bool { return m != nil && m.Deadline == 0 }
 
-// explainMigration writes into the status why the migration waits, and what ends it.
-func (vm *VM) explainMigration(why string) {
+// explainMigration writes text into the status. The text must say why the migration waits, and what ends it: a report of
+// the target, its fence or its eviction.
+func (vm *VM) explainMigration(text string) {
 	m := *vm.Migration
-	m.Deadline = 0 // Only a report of the target or its fence ends the migration.
-	why = "the migration waits for its target " + string(m.Target) + ": " + why + ". If that host is off, confirm it with " +
-		"`trivet node fence --confirmed-off`"
-	vm.Migration, vm.Status.LastError = &m, why
+	m.Deadline = 0
+	vm.Migration, vm.Status.LastError = &m, text
 }
 
 // endMigration ends the migration with the step do. The VM becomes RUNNING, except after MigrationLose: then it becomes
@@ -295,6 +321,9 @@ func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 		vm.applyToDesired(Died, now)
 		vm.enter(next[vm.State][Died], Died, now)
 		vm.Status.LastError = "the guest was lost during a migration: " + why
+		if m.AwaitsTarget && m.TargetState != MigrationFailed {
+			vm.Status.LastError += "; the VM has the UEFI variables and the TPM state of the switchover, because its target was given up"
+		}
 		vm.explainTransition(vm.Status.LastError)
 	}
 }

@@ -54,7 +54,7 @@ func TestMigration(t *testing.T) {
 				facts = 0
 				for _, a := range d.CmdArgs {
 					facts |= map[string]MigrationFacts{"target-fenced": TargetFenced, "source-silent": SourceSilent,
-						"source-off": SourceOff, "old-pool-agent": OldPoolAgent}[a.Key]
+						"source-off": SourceOff, "old-pool-agent": OldPoolAgent, "target-given-up": TargetGivenUp}[a.Key]
 				}
 			case "wait":
 				var seconds int64
@@ -131,10 +131,17 @@ func migrationChange(steps string, a, b VM) string {
 func TestMigrationRulesNeverRunTwoGuests(t *testing.T) {
 	for source := MigrationUnknown; source <= MigrationFailed; source++ {
 		for target := MigrationUnknown; target <= MigrationFailed; target++ {
-			for facts := range MigrationFacts(1 << 9) {
+			for facts := range 2 * awaiting {
 				m := Migration{Attempt: 5, Source: "n1", Target: "n2", Phase: MigrationSwitchover, Deadline: 10,
 					SourceState: source, TargetState: target}
-				switch do, _ := m.Step(facts, 20); do {
+				do, _ := m.Step(facts, 20)
+				gone := facts&SourceSilent != 0 || source == MigrationHandedOver && facts&sourceEnded != 0
+				if facts&(HostState|TargetFenced|TargetGivenUp) == HostState|TargetFenced && gone && source != MigrationCancelled &&
+					target != MigrationFailed && target != MigrationRunning {
+					require.Contains(t, []MigrationAction{MigrationAwaitTarget, MigrationWait}, do,
+						"the lost target may have the newest state of the TPM")
+				}
+				switch do {
 				case MigrationUndo:
 					require.Equal(t, MigrationCancelled, source)
 				case MigrationRollBack:
@@ -146,7 +153,7 @@ func TestMigrationRulesNeverRunTwoGuests(t *testing.T) {
 					require.False(t, target == MigrationFailed && facts&HostState != 0,
 						"the VM is assigned to a target that does not have the state of its TPM")
 					require.True(t, target == MigrationFailed || facts&TargetFenced != 0, "%s %s %b", source, target, facts)
-				case MigrationWait, MigrationAskToGiveUp, MigrationExplain:
+				case MigrationWait, MigrationAskToGiveUp, MigrationExplain, MigrationAwaitTarget:
 				default:
 					t.Fatalf("%s after the switchover", do)
 				}
@@ -163,7 +170,7 @@ func TestMigrationsEnd(t *testing.T) {
 	for phase := MigrationPrepare; phase <= MigrationRollback; phase++ {
 		for source := MigrationUnknown; source <= MigrationFailed; source++ {
 			for target := MigrationUnknown; target <= MigrationFailed; target++ {
-				for facts := range MigrationFacts(1 << 5) {
+				for facts := range sourceEnded {
 					m := Migration{Attempt: 5, Source: "n1", Target: "n2", Phase: phase, Deadline: 10, SourceState: source, TargetState: target}
 					do, _ := m.Step(facts, 20)
 					require.NotEqual(t, MigrationWait, do, "%s %s %s %b", phase, source, target, facts)

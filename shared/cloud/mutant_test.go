@@ -24,6 +24,8 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.FlattenEarly, TestVolumeFlatten, "the host has not reported the volume as flattened")
 	mutanttest.Notices(t, mutant.ReleaseAttachedDisk, TestDiskOfRunningVM, "the guest still has the disk")
 	mutanttest.Notices(t, mutant.LeaveHostState, TestMigration, "testdata/migration/lost")
+	mutanttest.Notices(t, mutant.GuessHostState, TestMigration, "testdata/migration/lost")
+	mutanttest.Notices(t, mutant.GuessHostState, TestMigrationRulesNeverRunTwoGuests, "may have the newest state")
 	mutanttest.Notices(t, mutant.CommitCanceled, TestMigration, "testdata/migration/aborts")
 	for _, name := range []string{mutant.SwitchWithoutGeneration, mutant.RollBackUnproven, mutant.ReleaseSourceEarly, mutant.ObeyOldAttempt} {
 		mutanttest.Notices(t, name, TestScenarios, "testdata/scenarios/")

@@ -33,6 +33,7 @@ const (
 	StartIncomplete    = "start-incomplete"     // a VM is started from an incomplete NVRAM or TPM state, which a failed migration has left: nodeagent/qemu
 	AcceptUnsynced     = "accept-unsynced"      // the target of a migration runs a guest without the state of its firmware: nodeagent/qemu
 	LeaveHostState     = "leave-host-state"     // a VM is assigned to the failed target of a migration, which does not have the state of its TPM: shared/cloud
+	GuessHostState     = "guess-host-state"     // a VM whose guest both hosts of a migration have lost gets the TPM state of the source, although the target may have a newer one: shared/cloud
 	ReuseLiveUID       = "reuse-live-uid"       // a VM gets a uid under which a process runs: nodeagent/qemu
 	AcceptTruncated    = "accept-truncated"     // the end of a truncated backup counts as its regular end: controlplane/engine/backup
 	KeepInvalidStreams = "keep-invalid-streams" // open streams go on after their token became invalid: controlplane/edge/rpc

@@ -25,7 +25,12 @@ const (
 // eviction is the record of a forced eviction of a host with VMs, at node-evicted/<node>. It invalidates the
 // certificates of the host that were issued before At. The eviction of a host without VMs writes no such record: it
 // deletes the host's own record, which invalidates all its certificates.
-type eviction struct{ At cloud.Time }
+//
+// Joined is the time at which the host has joined again after the eviction, or 0.
+type eviction struct {
+	At     cloud.Time
+	Joined cloud.Time `cbor:",omitempty"`
+}
 
 var evictions = store.NewTable[eviction]("node-evicted")
 
@@ -43,6 +48,12 @@ func (e *eviction) issueTime(now time.Time) time.Time {
 		return after
 	}
 	return now
+}
+
+// GivenUp reports whether an operator has evicted a host that has VMs, and the host has not joined again.
+func GivenUp(r store.Reader, id cloud.NodeID) (bool, error) {
+	e, err := evictions.Get(r, string(id))
+	return e != nil && e.Joined == 0, err
 }
 
 // evicted returns the eviction record of a host, or nil if the host has none.

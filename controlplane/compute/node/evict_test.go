@@ -223,9 +223,15 @@ func TestEvictWithVMs(t *testing.T) {
 	_, err = w.joinWith(ctx, h.key, "rack-1", h.token)
 	refused(t, err, codes.Unauthenticated, "make a new one")
 
+	givenUp := func() (is bool) {
+		require.NoError(t, w.records.Local(func(v *store.View) (err error) { is, err = GivenUp(v, h.id); return err }))
+		return is
+	}
+	require.True(t, givenUp())
 	back, err := w.join(ctx, h.key, "rack-1")
 	require.NoError(t, err)
 	require.Equal(t, h.id, back.id)
+	require.False(t, givenUp(), "the host has joined again")
 	s, err := w.at(1, back).AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol, PresentVms: []string{string(testVM(1))}})
 	require.NoError(t, err)
 	first, err := s.Recv()

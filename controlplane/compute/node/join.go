@@ -150,7 +150,7 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.No
 		if id != "" {
 			t.Key, t.Node = q.Key, id
 			joinTokens.Put(tx, t, q.ID)
-			return nil
+			return joinAgain(tx, id)
 		}
 		made, err := uuid.NewV7()
 		if err != nil {
@@ -166,6 +166,15 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.No
 		return nil
 	})
 	return id, err
+}
+
+// joinAgain records that a host that may have been evicted has joined the cluster again under the same ID.
+func joinAgain(tx *store.Tx, id cloud.NodeID) error {
+	e, err := evictions.Get(tx, string(id))
+	if err == nil && e != nil {
+		evictions.Put(tx, &eviction{At: e.At, Joined: tx.Now()}, string(id))
+	}
+	return err
 }
 
 // Expire deletes expired join tokens, at most 1000 per call. Package leader calls it periodically on the leader.

@@ -22,6 +22,9 @@ const (
 	ReasonNotMigratable = "NOT_MIGRATABLE"
 	// ReasonAtSwitchover: the migration can no longer be cancelled.
 	ReasonAtSwitchover = "MIGRATION_AT_SWITCHOVER"
+	// ReasonAwaitsTarget: both hosts of the VM's migration have lost the guest, and only the lost target can report which
+	// of them has the newest state of the VM's firmware (see cloud.MigrationAwaitTarget).
+	ReasonAwaitsTarget = "MIGRATION_AWAITS_TARGET"
 	// ReasonOtherTarget: the VM is being migrated to another host than that of the call.
 	ReasonOtherTarget = "MIGRATING_TO_ANOTHER_HOST"
 	// ReasonNotMigrated: the VM was not migrated to the host of the call.
@@ -305,11 +308,24 @@ func (s *Service) cancelMigrationOnLeader(ctx context.Context, q cancelMigration
 // switchover has begun. The caller must save vm.
 func (s *Service) abortMigration(tx *store.Tx, vm *cloud.VM) error {
 	if !vm.CancelMigration() {
-		return fault.New(fault.FailedPrecondition, "the migration of VM %s can no longer be cancelled: try again when it has ended", vm.Name).
+		why := "try again when it has ended"
+		if vm.Migration.AwaitsTarget {
+			why = vm.Status.LastError
+		}
+		return fault.New(fault.FailedPrecondition, "the migration of VM %s can no longer be cancelled: %s", vm.Name, why).
 			WithReason(ReasonAtSwitchover)
 	}
 	_, err := s.advanceMigration(tx, vm)
 	return err
+}
+
+// checkAwaited returns FailedPrecondition with ReasonAwaitsTarget if the VM cannot be started, because its migration waits
+// for its lost target.
+func checkAwaited(vm *cloud.VM) error {
+	if vm.Migration == nil || !vm.Migration.AwaitsTarget {
+		return nil
+	}
+	return fault.New(fault.FailedPrecondition, "cannot start VM %s: %s", vm.Name, vm.Status.LastError).WithReason(ReasonAwaitsTarget)
 }
 
 // Migration is a VM with the progress of its migration.

@@ -209,6 +209,13 @@ func (s *Service) migrationFacts(r store.Reader, vm *cloud.VM) (facts cloud.Migr
 	}
 	if target != nil && s.opts.Nodes.Unresponsive(m.Target) {
 		facts |= cloud.TargetFenced
+		givenUp, err := node.GivenUp(r, m.Target)
+		if err != nil {
+			return 0, err
+		}
+		if givenUp {
+			facts |= cloud.TargetGivenUp
+		}
 	}
 	source, err := node.FenceOf(r, m.Source)
 	if err != nil {

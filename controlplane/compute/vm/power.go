@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -71,7 +72,7 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out 
 			}
 			switch q.Action {
 			case start:
-				if err = checkMaintenance(tx, vm); err == nil {
+				if err = cmp.Or(checkAwaited(vm), checkMaintenance(tx, vm)); err == nil {
 					err = vm.Apply(cloud.StartRequested, tx.Now())
 				}
 			case stop:
