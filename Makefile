@@ -5,6 +5,9 @@ DIR := .trivet
 # Flags of bin/up, which a second cloud on the same host needs; see e2e/up.
 UP_FLAGS :=
 GUEST := .build/guest
+# The version of the programs, which their command or flag `version` prints.
+VERSION := $(shell .ci/version)
+STAMP := -X github.com/trivet-cloud/trivet/shared/version.stamped=$(VERSION)
 
 # Debian packages that are needed to run a cloud here, and more to test it.
 RUN_PACKAGES := qemu-system-x86 ovmf swtpm iproute2 iptables nftables $(shell cat images/guest/packages)
@@ -27,9 +30,9 @@ wipe: down
 # librbd and is built only where its header files are installed.
 build:
 	@mkdir -p bin
-	CGO_ENABLED=0 go build -trimpath -o bin/trivet-controlplane ./controlplane
-	CGO_ENABLED=0 go build -trimpath -o bin/trivet-nodeagent ./nodeagent
-	CGO_ENABLED=0 go build -trimpath -o bin/trivet ./cli
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(STAMP)" -o bin/trivet-controlplane ./controlplane
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(STAMP)" -o bin/trivet-nodeagent ./nodeagent
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(STAMP)" -o bin/trivet ./cli
 	CGO_ENABLED=0 go build -trimpath -o bin/up ./e2e/up
 	@if [ -e /usr/include/rbd/librbd.h ]; then \
 		CGO_ENABLED=1 go build -trimpath -tags ceph,pacific -o bin/trivet-rbd ./nodeagent/rbd/trivet-rbd; \

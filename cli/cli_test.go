@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -316,7 +317,9 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	for _, secret := range []string{issuedToken, saSecret} { // these may be printed, but only to standard output
 		require.NotContains(t, errs.String(), secret)
 	}
-	text := strings.ReplaceAll(out.String(), s.home, "$HOME")
+	// The version of Go and the platform depend on the machine.
+	build := strings.NewReplacer(s.home, "$HOME", runtime.Version(), "GOVERSION", runtime.GOOS+"/"+runtime.GOARCH, "PLATFORM")
+	text := build.Replace(out.String())
 	if strings.ContainsAny(text, "\x1b\r") {
 		text = strconv.Quote(text) + "\n"
 	}

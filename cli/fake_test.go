@@ -380,7 +380,7 @@ func (c *fakeCloud) ClusterStatus(context.Context, *operatorv1.ClusterStatusRequ
 	return &operatorv1.ClusterStatusResponse{
 		Version: "v0.1.0", Cluster: "c0ffee", MemberId: 1,
 		Members: []*operatorv1.Member{
-			{Id: 1, Name: "node-1", Address: "10.0.0.1", State: "VOTER", Wanted: "VOTER", Reachable: true, DiskFreeBytes: 300 << 20, DiskSizeBytes: 20 << 30, DiskLow: true},
+			{Id: 1, Name: "node-1", Address: "10.0.0.1", State: "VOTER", Wanted: "VOTER", Reachable: true, DiskFreeBytes: 300 << 20, DiskSizeBytes: 20 << 30, DiskLow: true, Version: "v0.1.0"},
 			{Id: 2, Name: "node-2", Address: "10.0.0.2", State: "LEARNER", Wanted: "VOTER"},
 		},
 		Groups: []*operatorv1.Group{

@@ -3,7 +3,8 @@
 // It calls the control plane over gRPC, with the rights of the caller's token. This file lists all commands. The
 // packages:
 //
-//   - identity, login, image, vm, volume, network, node, wallet, kv and cluster hold the commands.
+//   - identity, login, image, vm, volume, network, node, wallet, kv, cluster and version hold the
+//     commands.
 //   - session holds what all commands share: global flags, environment, connection, output, exit codes.
 //   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables
 //     and JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal
@@ -14,7 +15,6 @@ import (
 	"context"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -29,9 +29,11 @@ import (
 	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/terminal"
+	"github.com/trivet-cloud/trivet/cli/version"
 	"github.com/trivet-cloud/trivet/cli/vm"
 	"github.com/trivet-cloud/trivet/cli/volume"
 	"github.com/trivet-cloud/trivet/cli/wallet"
+	buildversion "github.com/trivet-cloud/trivet/shared/version"
 )
 
 func main() {
@@ -69,7 +71,7 @@ A VM, image or host is given by its name or ID.
 
 Exit codes: 0 success, 2 invalid command line or argument, 3 not found, 4 already exists, 5 refused (no permission, a
 state that does not allow it, a quota), 6 unreachable, 7 timed out, 130 interrupted, 1 other failure.`,
-		Version:       version(),
+		Version:       buildversion.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -79,16 +81,8 @@ state that does not allow it, a quota), 6 unreachable, 7 timed out, 130 interrup
 	// Errors are ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a completion.
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
-	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.SnapshotCommand(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
+	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.SnapshotCommand(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s),
+		version.Command(s))
 	s.Finish(root)
 	return s, root
-}
-
-// version returns the module version that this program was built from, or "unknown".
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "unknown"
-	}
-	return info.Main.Version
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 // backupWriter writes backups: archives of the state of every raft group, as stored on this member.
@@ -53,7 +54,7 @@ func (a *backupWriter) write(ctx context.Context, write func([]byte) error) erro
 		return fmt.Errorf("make room for a backup: %w", err)
 	}
 	defer os.RemoveAll(a.dir())
-	m := backup.Manifest{Cluster: a.key.ClusterID(), Made: time.Now().UTC(), By: version()}
+	m := backup.Manifest{Cluster: a.key.ClusterID(), Made: time.Now().UTC(), By: version.Version()}
 	dirs := map[string]string{}
 	for _, g := range layout.Groups() {
 		id, name := g.ID, g.Name

@@ -19,13 +19,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/offline"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 func main() {
@@ -45,7 +45,7 @@ func command() *cobra.Command {
 	defaults := config.Default()
 	root := &cobra.Command{
 		Use: "trivet-controlplane", Short: "One member of Trivet's control plane", Args: cobra.NoArgs,
-		SilenceUsage: true, SilenceErrors: true, Version: version(),
+		SilenceUsage: true, SilenceErrors: true, Version: version.Version(),
 	}
 	root.Flags().StringVar(&file, "config", "", "YAML file with the same settings")
 	defaults.BindFlags(root.Flags())
@@ -66,14 +66,12 @@ func command() *cobra.Command {
 		return newSupervisor(c).supervise(func(s *supervisor) error { return run(cmd.Context(), c, s, nil) })
 	}
 	root.AddCommand(offline.Commands()...)
+	root.AddCommand(&cobra.Command{
+		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version.Read().Line("trivet-controlplane"))
+			return err
+		},
+	})
 	return root
-}
-
-// version returns the version of this module from the build information, or "devel" if there is none.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "devel"
-	}
-	return info.Main.Version
 }

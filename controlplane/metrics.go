@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 // metrics holds the Prometheus registries of a member and the metrics of its servers.
@@ -56,7 +57,7 @@ func newMetrics() *metrics {
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "trivet_build_info", Help: "Version of the member, as a label. The value is 1.",
 	}, []string{"version"})
-	build.WithLabelValues(version()).Set(1)
+	build.WithLabelValues(version.Version()).Set(1)
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.grpc, build)
 	m.http, m.disk = rest.NewMetrics(registry), newDiskMetrics(registry)
 	m.handler, m.etcdHandler = metricsHandler(registry, names), metricsHandler(registry)

@@ -35,6 +35,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 	"github.com/trivet-cloud/trivet/shared/mtls"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 // member is one member of the control plane. Its fields are set by the builders, the functions that run lists. Each
@@ -159,7 +160,7 @@ func (m *member) logStart() {
 		m.log.Error("INSECURE: kv.etcd_trust_loopback lets every process of this host change the members of the cluster", "addresses", m.config.KV.EtcdListen)
 	}
 	warnAboutPlaintext(m.config, m.log)
-	m.log.Info("serving", "member", m.config.NodeID, "address", m.config.Listen, "cluster", m.authority.Cluster(), "version", version())
+	m.log.Info("serving", "member", m.config.NodeID, "address", m.config.Listen, "cluster", m.authority.Cluster(), "version", version.Version())
 }
 
 // wait blocks until the member has to stop. If ctx ends, it returns nil. If the member cannot continue, it returns the

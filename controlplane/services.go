@@ -41,6 +41,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 // service lists what one service adds to the servers and to the background work of a member. All fields are optional.
@@ -325,7 +326,7 @@ func (m *member) newCluster(context.Context) error {
 // registerOperator registers the OperatorService on a gRPC server.
 func (m *member) registerOperator(s grpc.ServiceRegistrar) {
 	operator.Register(s, operator.Options{
-		Version: version(), Cluster: m.authority.Cluster(), Members: m.memberships, Runner: m.runner, Commands: m.commands,
+		Version: version.Version(), Versions: m.versions, Cluster: m.authority.Cluster(), Members: m.memberships, Runner: m.runner, Commands: m.commands,
 		Groups: operatorGroups(m.engines), ElectionTicks: electionTicks, Nodes: m.nodes, Invites: m.joinTokens, VMs: m.vms,
 		Disks: m.space.Members, Backup: m.backups.write,
 	})

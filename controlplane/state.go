@@ -112,6 +112,7 @@ func (m *member) startConsensus(context.Context) (err error) {
 	m.mesh.HandleDirect(diskspace.Command, m.space.Answer)
 	m.clock.Attach(m.mesh)
 	m.mesh.HandleDirect(clock.Command, m.clock.Answer)
+	m.mesh.HandleDirect(versionCommand, answerVersion)
 	if m.host, err = consensus.Open(consensus.Options{
 		ID: c.NodeID, Members: firstIDs, Join: m.joins, Dir: filepath.Join(c.DataDir, layout.RaftDir), Transport: m.mesh, Log: m.log,
 		ElectionTicks: electionTicks, FS: m.disk,

@@ -194,6 +194,10 @@ func TestCommandLine(t *testing.T) {
 	must(admin, asAdmin("image", "import", "tools", tools, "--public", "--format", "raw")...)
 	require.Contains(t, must(admin, asAdmin("node", "list")...), w.agent.Name)
 	require.Contains(t, must(admin, asAdmin("cluster", "status")...), "127.0.0.3")
+	// Members and hosts have the version of the client, because all were built together.
+	version := regexp.QuoteMeta(strings.TrimSpace(must(admin, "version", "-o", "name")))
+	require.NotContains(t, version, "devel")
+	require.Regexp(t, `(?m)(^member +\S+ +`+version+`\n){3}^host +`+w.agent.Name+` +`+version+`$`, must(admin, asAdmin("version")...))
 
 	w.tenant("ada", "default", "default", "project:member")
 	password := filepath.Join(ada, "password")

@@ -277,16 +277,29 @@ func (v *flagValue) Set(text string) error {
 func (v *flagValue) String() string { return v.text }
 func (v *flagValue) Type() string   { return "" }
 
-// load returns the settings from defaults, file, environment and flags, after validation. If args request the usage, it
-// prints that to out and returns pflag.ErrHelp.
-func load(args []string, env func(string) (string, bool), out io.Writer) (Config, error) {
-	flags := pflag.NewFlagSet("trivet-nodeagent", pflag.ContinueOnError)
-	flags.SetOutput(out)
+// newFlags returns all flags of the program, and the values of the flags --config and --version.
+func newFlags() (flags *pflag.FlagSet, file *string, printVersion *bool) {
+	flags = pflag.NewFlagSet("trivet-nodeagent", pflag.ContinueOnError)
 	flags.SortFlags = false
-	file := flags.String("config", "", "YAML `file` (TRIVET_CONFIG)")
+	file = flags.String("config", "", "YAML `file` (TRIVET_CONFIG)")
+	printVersion = flags.BoolP("version", "v", false, "print the version of this program")
 	new(Config).BindFlags(flags)
+	return flags, file, printVersion
+}
+
+// errVersion is the error of load if the command line has the flag --version.
+var errVersion = errors.New("the version is requested")
+
+// load returns the settings from defaults, file, environment and flags, after validation. If args request the usage, it
+// prints that to out and returns pflag.ErrHelp. If args contain --version, it returns errVersion.
+func load(args []string, env func(string) (string, bool), out io.Writer) (Config, error) {
+	flags, file, printVersion := newFlags()
+	flags.SetOutput(out)
 	if err := flags.Parse(args); err != nil {
 		return Config{}, err
+	}
+	if *printVersion {
+		return Config{}, errVersion
 	}
 	if flags.NArg() > 0 {
 		return Config{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))

@@ -109,6 +109,8 @@ func TestBadConfig(t *testing.T) {
 	require.ErrorContains(t, err, "TRIVET_ALLOW_TCG")
 	_, err = load([]string{"-h"}, with(nil), io.Discard)
 	require.True(t, errors.Is(err, pflag.ErrHelp))
+	_, err = load([]string{"--version"}, with(nil), io.Discard)
+	require.ErrorIs(t, err, errVersion)
 }
 
 // TestEveryFieldIsASetting checks that every field of Config has a setting, and every setting a field. A field without

@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -25,6 +24,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 // launchGuest is the first argument that makes this program act as the launcher of one QEMU.
@@ -51,6 +51,9 @@ func main() {
 func start(args []string) int {
 	config, err := load(args, os.LookupEnv, os.Stderr)
 	switch {
+	case errors.Is(err, errVersion):
+		fmt.Println(version.Read().Line("trivet-nodeagent"))
+		return 0
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
 	case err != nil:
@@ -80,12 +83,4 @@ func logger(format string, out io.Writer) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(out, nil))
 	}
 	return slog.New(slog.NewTextHandler(out, nil))
-}
-
-// version returns the module version that the Go tool recorded in the binary.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
 }

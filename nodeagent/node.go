@@ -7,6 +7,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 // encryptLabel is the node label of hosts that encrypt the traffic to other hosts. Its value is true. Placement can
@@ -51,7 +52,7 @@ var architectures = map[string]vmv1.Architecture{
 
 func (n *node) facts() *agentv1.NodeFacts {
 	return &agentv1.NodeFacts{
-		BootId: n.host.BootID, AgentVersion: version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
+		BootId: n.host.BootID, AgentVersion: version.Version(), QemuVersion: n.host.QEMU.Version, CpuModels: n.host.QEMU.CPUModels,
 		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
 		LiveMigration: true, Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem, RbdEncryption: n.rbdProblem == "",
 		MachineFeatures: n.machineFeatures(), HugepagesMib: n.host.HugepagesMiB,

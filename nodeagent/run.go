@@ -33,6 +33,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/filelock"
+	"github.com/trivet-cloud/trivet/shared/version"
 )
 
 const (
@@ -177,7 +178,7 @@ func (a *agent) uplinkOptions(self *node) uplink.Options {
 	c := &a.config
 	options := uplink.Options{
 		Dir: a.dir("identity"), Seeds: c.ControlPlane, Token: c.token, Leave: c.LeaveCluster, Name: c.Name,
-		Version: version(), Facts: self.facts, Heartbeat: self.heartbeat,
+		Version: version.Version(), Facts: self.facts, Heartbeat: self.heartbeat,
 		Present: func() []cloud.VMID { return a.loop.Present() },
 		Assign: func(assigned uplink.Assignment) {
 			assigned.VMs = storage.WithNewestVolumes(assigned.VMs, assigned.Volumes)
@@ -366,7 +367,7 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 func (a *agent) sources() metrics.Sources {
 	link, machines := a.link, a.machines
 	return metrics.Sources{
-		Version: version(),
+		Version: version.Version(),
 		Uplink: func() metrics.Uplink {
 			s := link.Status()
 			u := metrics.Uplink{Connected: s.Connected, Term: s.Term, Revision: s.Revision, Sessions: s.Sessions, Failures: s.Failures}

@@ -134,6 +134,7 @@ var others = map[string][]string{
 	"shared/cloudinit":         {},
 	"shared/cloud":             {"shared/fault", "shared/mutant"},
 	"shared/settings":          {},
+	"shared/version":           {},
 	"shared/testenv":           {},
 	"shared/convert":           {"shared/cloud", "shared/fault", "protos/…"},
 

@@ -61,7 +61,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 		if m.GetReachable() {
 			reachable = "yes"
 		}
-		members = append(members, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m), reachable, freeDisk(m)})
+		members = append(members, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m), reachable, freeDisk(m), m.GetVersion()})
 	}
 	groups, progress := [][]string{}, [][]string{}
 	for _, g := range st.GetGroups() {
@@ -87,7 +87,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 		header []string
 		rows   [][]string
 	}{
-		{[]string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE", "FREE DISK"}, members},
+		{[]string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE", "FREE DISK", "VERSION"}, members},
 		{[]string{"GROUP", "LEADER", "TERM", "COMMITTED", "APPLIED", "REVISION", "VOTERS", "LEARNERS"}, groups},
 		{[]string{"GROUP", "MEMBER", "HOLDS", "BEHIND", "HEARD"}, progress},
 	} {

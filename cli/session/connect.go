@@ -155,6 +155,16 @@ func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, er
 	return s.open(way, token)
 }
 
+// HasToken reports whether the flags, the environment or the saved login have a token.
+func (s *Session) HasToken() (bool, error) {
+	token, err := s.token()
+	if err != nil || token != "" {
+		return token != "", err
+	}
+	saved, err := s.saved()
+	return saved != nil && saved.Token != "", err
+}
+
 // Token returns the token of the flags or the environment or, if there is none, the token of the saved login. It does
 // not return a saved token but an error if --endpoint or TRIVET_ENDPOINT names an endpoint that the saved login does
 // not have.

@@ -37,6 +37,8 @@ type Options struct {
 	Nodes         *node.Service
 	Invites       *jointoken.Service
 	VMs           *vm.Service
+	// Versions returns the versions of the programs of the members that answer, by member ID.
+	Versions func(ctx context.Context) map[uint64]string
 	// Disks returns the disk space of the members that recently reported it, by member ID.
 	Disks func() map[uint64]diskspace.Space
 	// Backup creates an archive of all raft groups and passes it in parts to the function write. If write returns an
@@ -113,12 +115,12 @@ func (s *server) ClusterStatus(ctx context.Context, _ *operatorv1.ClusterStatusR
 	if err != nil {
 		return nil, err
 	}
-	disks := s.opts.Disks()
+	disks, versions := s.opts.Disks(), s.opts.Versions(ctx)
 	for _, m := range members {
 		say := memberOf(m)
 		say.Reachable = m.ID == status.ID || reachable[m.ID]
 		disk := disks[m.ID]
-		say.DiskFreeBytes, say.DiskSizeBytes, say.DiskLow = disk.Free, disk.Size, disk.Low
+		say.DiskFreeBytes, say.DiskSizeBytes, say.DiskLow, say.Version = disk.Free, disk.Size, disk.Low, versions[m.ID]
 		out.Members = append(out.Members, say)
 	}
 	for _, g := range status.Groups {

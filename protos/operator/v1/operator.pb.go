@@ -171,7 +171,9 @@ type Member struct {
 	// Size of that file system, in bytes. 0 as above.
 	DiskSizeBytes int64 `protobuf:"varint,10,opt,name=disk_size_bytes,json=diskSizeBytes,proto3" json:"disk_size_bytes,omitempty"`
 	// Whether the free space is below the reserve, so that tenants' changes are refused (DISK_SPACE_LOW).
-	DiskLow       bool `protobuf:"varint,11,opt,name=disk_low,json=diskLow,proto3" json:"disk_low,omitempty"`
+	DiskLow bool `protobuf:"varint,11,opt,name=disk_low,json=diskLow,proto3" json:"disk_low,omitempty"`
+	// Version of the member's program. Empty if the member has not answered within 1 s, or is too old to tell it.
+	Version       string `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -281,6 +283,13 @@ func (x *Member) GetDiskLow() bool {
 		return x.DiskLow
 	}
 	return false
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type AddMemberRequest struct {
@@ -3337,7 +3346,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12\x1b\n" +
 	"\tmember_id\x18\x03 \x01(\x04R\bmemberId\x12-\n" +
 	"\amembers\x18\x04 \x03(\v2\x13.operator.v1.MemberR\amembers\x12*\n" +
-	"\x06groups\x18\x05 \x03(\v2\x12.operator.v1.GroupR\x06groups\"\xbb\x02\n" +
+	"\x06groups\x18\x05 \x03(\v2\x12.operator.v1.GroupR\x06groups\"\xd5\x02\n" +
 	"\x06Member\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
@@ -3351,7 +3360,8 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\x0fdisk_free_bytes\x18\t \x01(\x03R\rdiskFreeBytes\x12&\n" +
 	"\x0fdisk_size_bytes\x18\n" +
 	" \x01(\x03R\rdiskSizeBytes\x12\x19\n" +
-	"\bdisk_low\x18\v \x01(\bR\adiskLow\"\x8e\x01\n" +
+	"\bdisk_low\x18\v \x01(\bR\adiskLow\x12\x18\n" +
+	"\aversion\x18\f \x01(\tR\aversion\"\x8e\x01\n" +
 	"\x10AddMemberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
