@@ -76,15 +76,13 @@ func TestCosts(t *testing.T) {
 		_, err := agent.HeartbeatNode(t.Context(), h.heartbeat(h.resources["node"]))
 		require.NoError(t, err)
 	}
-	n, took := allocations(func() { time.Sleep(idleTime) })
-	idle := float64(n) / took.Seconds()
 	got, skipped := map[string]cost{}, map[string]bool{}
 	for _, c := range h.measuredCalls() {
 		if c.slow && raceEnabled {
 			skipped[c.name] = true
 			continue
 		}
-		got[c.name] = h.measure(c, idle, beat)
+		got[c.name] = h.measure(c, beat)
 	}
 	if *rewrite {
 		require.False(t, raceEnabled, "-rewrite needs a test without -race, which changes how much is allocated")
@@ -187,9 +185,9 @@ func parseCosts(t *testing.T, text string) map[string]cost {
 	return out
 }
 
-// measure returns the cost of a call. idle is the number of allocations per second that background jobs make. measure
-// calls beat about once a second, outside of the measurement, so that the host stays READY.
-func (h *testMember) measure(c measuredCall, idle float64, beat func()) cost {
+// measure returns the cost of a call. It calls beat about once a second, outside of the measurement, so that the host
+// stays READY.
+func (h *testMember) measure(c measuredCall, beat func()) cost {
 	h.t.Helper()
 	samples := map[string][]int64{}
 	var beaten time.Time
@@ -210,21 +208,25 @@ func (h *testMember) measure(c measuredCall, idle float64, beat func()) cost {
 		for name, n := range after {
 			samples[name] = append(samples[name], n-before[name])
 		}
-		// Subtract the allocations that raft's clock and other background jobs make in the same time.
-		samples["allocs"] = append(samples["allocs"], allocs-int64(idle*took.Seconds()))
+		samples["allocs"] = append(samples["allocs"], allocs)
+		// Raft's clock and other background jobs allocate too. What they allocate in the same time is subtracted below.
+		idle, _ := allocations(func() { time.Sleep(took) })
+		samples[idleAllocs] = append(samples[idleAllocs], idle)
 	}
 	out := cost{}
 	for name, all := range samples {
 		slices.Sort(all)
 		out[name] = all[len(all)/4]
 	}
+	out["allocs"] -= out[idleAllocs]
+	delete(out, idleAllocs)
 	return out
 }
 
+// idleAllocs is the name of the samples of allocations while no call runs.
+const idleAllocs = "idle"
+
 const (
-	// idleTime is how long TestCosts counts the allocations of background jobs: a multiple of the second at which the
-	// rarest of those that matter run.
-	idleTime = 3 * time.Second
 	// tailTime is how long allocations are still counted after the response to a call, for the watches that the call
 	// wakes.
 	tailTime = 5 * time.Millisecond
