@@ -227,7 +227,7 @@ var inTests = map[string][]string{
 	"nodeagent/firewall":      {"nodeagent/nettest"},
 	"nodeagent/netdev":        {"nodeagent/nettest"},
 	"nodeagent/ipsec":         {"nodeagent/nettest"},
-	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
+	"cli":                     {"docs/docstest", "controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
 	"controlplane/compute/vm": {"controlplane/compute/storageclass"},
 	"controlplane/network":    {"nodeagent/firewall"}, // which decides about the packets that ExplainPath explains

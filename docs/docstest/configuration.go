@@ -1,6 +1,6 @@
 // Package docstest checks pages of docs/ against the code that they describe. Its functions are Configuration, for
-// docs/configuration.md, and Metrics, for docs/metrics.md. Tests of the programs call them, because the types of the
-// programs are not importable from here.
+// docs/configuration.md, Metrics, for docs/metrics.md, and Reference, for docs/cli and docs/daemons. Tests of the programs
+// call them, because the types of the programs are not importable from here.
 //
 // It does not depend on the programs.
 package docstest
