@@ -124,7 +124,7 @@ func TestBackupAndRestore(t *testing.T) {
 	_, errs, code := w.trivet(ctx, home, "--endpoint", "127.0.0.2", "--token-file", token, "cluster", "backup", file)
 	require.Zero(t, code, errs)
 	_, errs, code = w.trivet(ctx, home, "--token-file", token, "cluster", "backup", file)
-	require.Equal(t, 1, code)
+	require.Equal(t, 4, code)
 	require.Contains(t, errs, "exists already")
 	info, err := os.Stat(file)
 	require.NoError(t, err)

@@ -249,11 +249,11 @@ func TestCommandLine(t *testing.T) {
 	list.stop()
 
 	out, errs, code := w.trivet(ctx, ada, "vm", "show", "web")
-	require.Equal(t, 1, code)
+	require.Equal(t, 3, code)
 	require.Empty(t, out)
 	require.Contains(t, errs, "web")
 	_, errs, code = w.trivet(ctx, t.TempDir(), "vm", "list", "--endpoint", "127.0.0.2")
-	require.Equal(t, 1, code)
+	require.Equal(t, 5, code)
 	require.Contains(t, errs, "trivet login")
 	_, _, code = w.trivet(ctx, ada, "vm", "fly", "web")
 	require.Equal(t, 2, code)

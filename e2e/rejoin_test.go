@@ -83,7 +83,7 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	t := w.t
 	now, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 	require.NoError(t, err)
-	said := w.agentSays(ctx, 0, "--leave-cluster "+old, "trivet node token", "this is a member of cluster "+now.GetCluster())
+	said := w.agentSays(ctx, 0, "--leave-cluster "+old, "trivet host token", "this is a member of cluster "+now.GetCluster())
 	require.NotZero(t, w.dir.Running(w.agent.Name))
 
 	// With a token alone, the host must not leave its cluster.

@@ -361,7 +361,7 @@ func (c *upCloud) firstTenant(t *testing.T) {
 			require.Greater(t, info.Size(), int64(18))
 		},
 		"trivet user password": func(string) { require.True(t, user().GetHasPassword()) },
-		"trivet binding add": func(string) {
+		"trivet binding create": func(string) {
 			require.Len(t, user().GetBindings(), 1)
 			b := user().GetBindings()[0]
 			require.Equal(t, []string{"project:member", "acme", "web"}, []string{b.GetRole(), b.GetOrgId(), b.GetProjectId()})
