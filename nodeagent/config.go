@@ -21,7 +21,7 @@ type Config struct {
 	// ControlPlane lists members' addresses, host or host:port; the default port is 7443. One reachable member is
 	// enough.
 	ControlPlane []string `yaml:"controlplane"`
-	// JoinToken is the token of `trivet node token`, or the path of a file that contains it. It is needed for the first
+	// JoinToken is the token of `trivet host token`, or the path of a file that contains it. It is needed for the first
 	// join only.
 	JoinToken string `yaml:"join_token"`
 	// LeaveCluster is the id of a cluster. If the host belongs to this cluster, it leaves it and joins the cluster of
@@ -160,7 +160,7 @@ var configSettings = []setting{
 		c.ControlPlane = splitList(s)
 		return nil
 	}},
-	{"join-token", "`file` with the token of `trivet node token`, or the token", text(func(c *Config) *string { return &c.JoinToken })},
+	{"join-token", "`file` with the token of `trivet host token`, or the token", text(func(c *Config) *string { return &c.JoinToken })},
 	{"leave-cluster", "`id` of the cluster that this host leaves for that of the join token", text(func(c *Config) *string { return &c.LeaveCluster })},
 	{"data-dir", "`directory` for disks, images and this host's identity", text(func(c *Config) *string { return &c.DataDir })},
 	{"name", "`name` of this host (default its host name)", text(func(c *Config) *string { return &c.Name })},

@@ -39,12 +39,12 @@ func rollingDrainCommand(s *session.Session) *cobra.Command {
 	var labels []string
 	c := &cobra.Command{
 		Use: "rolling-drain", Short: "Drain hosts one after the other, for example to reboot or to upgrade them",
-		Long: `Drain hosts one after the other, in the order of their names. Each host is drained as by "trivet node drain --wait". Then
+		Long: `Drain hosts one after the other, in the order of their names. Each host is drained as by "trivet host drain --wait". Then
 the command of --run is executed by the shell on this machine, and after it the host is uncordoned. {host} in the command
 is replaced with the name of the host; the environment variables TRIVET_NODE and TRIVET_NODE_ID have its name and ID. With
 --reboot-wait the host is uncordoned only when it has booted again, or when its agent has another version.
 
-Without --run and --reboot-wait, the command waits after each drain until the host is uncordoned by "trivet node
+Without --run and --reboot-wait, the command waits after each drain until the host is uncordoned by "trivet host
 uncordon".
 
 The command stops at the first failure, and says at which host. That host stays as it is then, for example DRAINING or in
@@ -175,7 +175,7 @@ func (r *rollingDrain) one(ctx context.Context, n *vmv1.Node) error {
 		return err
 	}
 	if r.run == "" && r.rebootWait == 0 {
-		r.s.Note("%s is in MAINTENANCE: when your work is done, run `trivet node uncordon %s`", n.GetName(), n.GetName())
+		r.s.Note("%s is in MAINTENANCE: when your work is done, run `trivet host uncordon %s`", n.GetName(), n.GetName())
 		return r.await(ctx, n, 0, "waiting until "+n.GetName()+" is uncordoned", func(now *vmv1.Node, _ *operatorv1.GetDrainResponse) bool {
 			return now.GetState() == vmv1.NodeState_NODE_STATE_READY
 		})

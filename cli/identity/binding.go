@@ -77,18 +77,18 @@ invitation: it is effective once the user accepts it with ` + "`trivet invitatio
 
 A system:admin can give every role, an org:admin the roles in the org, a project:admin the roles in the project. A
 user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet user link`" + `.`,
-		Example: "  trivet binding add --user ada --role project:member --org acme --project web\n  trivet binding list --org acme",
+		Example: "  trivet binding create --user ada --role project:member --org acme --project web\n  trivet binding list --org acme",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
-		changeBindingCommand(s, users, "add", "Give a user a role", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+		changeBindingCommand(s, users, "create", "Give a user a role", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
 			made, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: user, Binding: b})
 			if made.GetPending() {
 				return "is invited to", err
 			}
 			return "has", err
 		}),
-		changeBindingCommand(s, users, "remove", "Remove a role from a user, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
+		changeBindingCommand(s, users, "delete", "Remove a role from a user, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
 			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
 			return "no longer has", err
 		}),
@@ -96,7 +96,7 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 	return c
 }
 
-// changeBindingCommand returns the command `trivet binding add` or `trivet binding remove`, depending on verb. The
+// changeBindingCommand returns the command `trivet binding create` or `trivet binding delete`, depending on verb. The
 // function do makes the API call. It returns the words that the output contains between the user and the role, such as
 // "is invited to".
 func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
@@ -113,6 +113,7 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	session.Require(c, "user", "role")
+	session.Old(c, map[string]string{"create": "add", "delete": "remove"}[verb])
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
 		b, err := bindingFromFlags(ctx, s, client, role)

@@ -6,7 +6,7 @@
 //   - No flag or argument of these commands contains a password, a secret or a token. They are typed at the terminal,
 //     or read from a file, standard input or the environment, because other users of a host can list the arguments of
 //     its processes.
-//   - `trivet quota set` reads the quota, changes the limits whose flags are given and writes the quota back, because
+//   - `trivet quota update` reads the quota, changes the limits whose flags are given and writes the quota back, because
 //     SetQuota replaces all limits. If two of these commands run at the same time, one may undo the other's change.
 //   - `trivet service-account create --secret-file` creates the file before the account. The control plane returns a
 //     secret only once, and it would be lost if the file could not be created.

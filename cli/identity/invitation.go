@@ -20,7 +20,7 @@ func invitationCommand(s *session.Session) *cobra.Command {
 		Use: "invitation", Short: "List, accept and decline roles that other orgs offer you", Args: cobra.NoArgs,
 		Long: `List, accept and decline roles that other orgs offer you. A role from your own org or from system:admin is effective
 at once; a role of another org is an invitation: it has no effect until you accept it, and it ends after 30 days.
-` + "`trivet binding remove`" + ` removes a role that you have accepted.`,
+` + "`trivet binding delete`" + ` removes a role that you have accepted.`,
 		Example: "  trivet invitation list\n  trivet invitation accept acme/web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

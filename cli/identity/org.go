@@ -46,7 +46,7 @@ func createOrgCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create ORG", Short: "Create an org", Args: session.Exactly("ORG"),
 		Long: `Create an org. ORG is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -. It cannot be changed, and is never used again after
-the org is deleted. A new org can have 100 projects and has no other limits: set its quota with "trivet quota set
+the org is deleted. A new org can have 100 projects and has no other limits: set its quota with "trivet quota update
 --org ORG".`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"",
 	}

@@ -20,8 +20,8 @@ func quotaCommand(s *session.Session) *cobra.Command {
 		Long: `Show and set the quota of a project or, with --org alone, of an org: what all its projects may use together. A new
 object must fit into both quotas. The project is the token's, or that of --project. A VM counts from its creation to
 its deletion, also while it is stopped. Setting a quota requires the role system:admin.`,
-		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
-			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme",
+		Example: "  trivet quota update --org acme --vcpus 64 --projects 20\n" +
+			"  trivet quota update --org acme --project web --vcpus 8 --memory 16GiB --vms unlimited\n  trivet quota show --org acme",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(showQuotaCommand(s), setQuotaCommand(s))
@@ -42,15 +42,16 @@ func showQuotaCommand(s *session.Session) *cobra.Command {
 func setQuotaCommand(s *session.Session) *cobra.Command {
 	var limits quotaFlags
 	c := &cobra.Command{
-		Use: "set", Short: "Set the quota of a project or an org", Args: session.Exactly(),
+		Use: "update", Short: "Set the quota of a project or an org", Args: session.Exactly(),
 		Long: `Set the quota of a project or, with --org alone, of an org: what all its projects may use together. A limit is a
 number, or "unlimited". Limits without a flag stay as they are. A limit below the usage removes nothing; it only
 refuses additions. --projects is for orgs, and "default" is 100 projects. The limits of network resources cannot be
 removed from a project, but "default" sets the ones that a new project has: 20 VPCs, 200 subnets, 10000 ports, 500
 security groups, 20 floating IPs and 200 service IPs.`,
-		Example: "  trivet quota set --org acme --vcpus 64 --projects 20\n" +
-			"  trivet quota set --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota set --org acme --project web --vms unlimited",
+		Example: "  trivet quota update --org acme --vcpus 64 --projects 20\n" +
+			"  trivet quota update --org acme --project web --vcpus 8 --memory 16GiB\n  trivet quota update --org acme --project web --vms unlimited",
 	}
+	session.Old(c, "set")
 	limits.add(c.Flags(), orgQuota)
 	for _, r := range networkQuota {
 		c.Flags().Lookup(r.name).Usage = "limit of " + r.usage + "; or default for a project, unlimited for an org"

@@ -19,9 +19,9 @@ func userCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "user", Short: "Create users and set their passwords", Args: cobra.NoArgs,
 		Long: `Create users and set their passwords. A new user cannot do anything yet: it needs a credential, which is a password
-or an identity at an OpenID provider, and a role, which ` + "`trivet binding add`" + ` gives. These commands require the role
+or an identity at an OpenID provider, and a role, which ` + "`trivet binding create`" + ` gives. These commands require the role
 system:admin, except that every user can change their own password.`,
-		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding add --user ada --role project:member --org acme --project web",
+		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding create --user ada --role project:member --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout, nil), showUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),

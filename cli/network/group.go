@@ -55,7 +55,7 @@ func groupCommand(s *session.Session) *cobra.Command {
 		`Create and list security groups. A security group permits traffic of the ports that have it. A port with several
 groups may send and receive what any of them permits; replies of a permitted connection pass.`,
 		`  trivet network group create web --rule "ingress tcp/443" --rule "egress any"
-  trivet network rule add web ingress tcp/22 --from 10.0.0.0/16
+  trivet network rule create web ingress tcp/22 --from 10.0.0.0/16
   trivet network group show web`)
 	c.Aliases = []string{"security-group"}
 	c.AddCommand(createGroupCommand(s), groups().listCommand(s),

@@ -20,8 +20,8 @@ func ruleCommand(s *session.Session) *cobra.Command {
 	c := group("rule", "Add and remove rules of security groups",
 		`Add and remove rules of security groups. A rule permits traffic; what no rule of a port's groups permits is
 dropped. Changes apply within a second, also to connections that exist.`,
-		`  trivet network rule add web ingress tcp/443
-  trivet network rule add db ingress tcp/5432 --from group:web
+		`  trivet network rule create web ingress tcp/443
+  trivet network rule create db ingress tcp/5432 --from group:web
   trivet network rule list web`)
 	c.AddCommand(addRuleCommand(s), listRulesCommand(s), removeRuleCommand(s))
 	return c
@@ -31,7 +31,7 @@ func addRuleCommand(s *session.Session) *cobra.Command {
 	spec := ruleSpec{dashes: "--"}
 	var from, to, description string
 	c := &cobra.Command{
-		Use:   "add GROUP ingress|egress PROTOCOL",
+		Use:   "create GROUP ingress|egress PROTOCOL",
 		Short: "Add a rule to a security group",
 		Args:  session.Exactly("GROUP", "ingress|egress", "PROTOCOL"),
 		Long: `Add a rule to a security group. PROTOCOL is
@@ -40,14 +40,15 @@ func addRuleCommand(s *session.Session) *cobra.Command {
 A rule for ingress permits what comes from --from, and one for egress what goes to --to: a prefix, an address, or
 group:NAME for the ports that have this group. Without --from and --to, the rule is for all IPv4 addresses, or with
 --ipv6 for all IPv6 addresses.`,
-		Example: `  trivet network rule add web ingress tcp/443 --from 0.0.0.0/0
-  trivet network rule add web ingress tcp/443 --from ::/0
-  trivet network rule add db ingress tcp/5432 --from group:web
-  trivet network rule add db egress udp/53 --to 9.9.9.9`,
+		Example: `  trivet network rule create web ingress tcp/443 --from 0.0.0.0/0
+  trivet network rule create web ingress tcp/443 --from ::/0
+  trivet network rule create db ingress tcp/5432 --from group:web
+  trivet network rule create db egress udp/53 --to 9.9.9.9`,
 		ValidArgsFunction: argCompletions(groups().complete(s),
 			cobra.FixedCompletions([]string{"ingress", "egress"}, cobra.ShellCompDirectiveNoFileComp),
 			cobra.FixedCompletions([]string{"tcp/", "udp/", "sctp/", "icmp", "icmpv6", "any"}, cobra.ShellCompDirectiveNoSpace)),
 	}
+	session.Old(c, "add")
 	p := c.Flags()
 	p.StringVar(&from, "from", "", "source of ingress: CIDR, address or group:NAME (default: all IPv4 addresses)")
 	p.StringVar(&to, "to", "", "destination of egress: CIDR, address or group:NAME (default: all IPv4 addresses)")
@@ -98,14 +99,14 @@ func listRulesCommand(s *session.Session) *cobra.Command {
 
 func removeRuleCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "remove GROUP RULE",
+		Use:   "delete GROUP RULE",
 		Short: "Remove a rule from a security group",
 		Args:  session.Exactly("GROUP", "RULE"),
 		Long: `Remove a rule from a security group. Connections that only this rule permitted end within a second. RULE is the ID of
 the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` prints it.`,
 		Example: `  trivet network rule list web
-  trivet network rule remove web "ingress tcp/22 from 10.0.0.0/16"
-  trivet network rule remove web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20`,
+  trivet network rule delete web "ingress tcp/22 from 10.0.0.0/16"
+  trivet network rule delete web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20`,
 		ValidArgsFunction: argCompletions(groups().complete(s), func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
 				t := newTarget(s, conn)
@@ -122,6 +123,7 @@ the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` 
 			})(cmd, args, prefix)
 		}),
 	}
+	session.Old(c, "remove")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := checkRuleArg(args[1]); err != nil {
 			return err

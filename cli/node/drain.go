@@ -19,7 +19,7 @@ import (
 // drainPoll is the time between two reads of the progress of a drain.
 const drainPoll = time.Second
 
-// maxDrainWait is the deadline of `trivet node drain --wait`. It is longer than the maximum timeout of a drain.
+// maxDrainWait is the deadline of `trivet host drain --wait`. It is longer than the maximum timeout of a drain.
 const maxDrainWait = 25 * time.Hour
 
 // Values of operator.v1.Drain.phase and operator.v1.DrainedVm.status.
@@ -59,21 +59,21 @@ func drainCommand(s *session.Session) *cobra.Command {
 	var f DrainFlags
 	var wait, cancel bool
 	c := &cobra.Command{
-		Use: "drain NODE", Short: "Move all VMs that run on a host to other hosts",
+		Use: "drain HOST", Short: "Move all VMs that run on a host to other hosts",
 		Long: `Move all VMs that run on a host to other hosts, for example before a reboot. No VM is placed on the host meanwhile. When
-no VM runs on it any more, the host is in MAINTENANCE: no VM can be started on it until "trivet node uncordon".
+no VM runs on it any more, the host is in MAINTENANCE: no VM can be started on it until "trivet host uncordon".
 
-The command returns when the drain has begun. The control plane carries it out, and "trivet node show" shows the
+The command returns when the drain has begun. The control plane carries it out, and "trivet host show" shows the
 progress. With --wait the command shows the progress, and returns when the host is in MAINTENANCE. If the command is
 interrupted, the drain goes on.
 
 VMs that cannot be moved go on running, and the drain names them with the reason. With --force they are shut down after
 the other VMs have left. They stay stopped: start them when the maintenance has ended. A stopped VM gets another
 host if all its disks are volumes that other hosts can use; other VMs that do not run stay on the host. If VMs run on the host when the time of --within has passed, the drain ends, and the host is CORDONED.`,
-		Example: `  trivet node drain host1 --wait
-  trivet node drain host1 --force --within 30m
-  trivet node drain host1 --cancel`,
-		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
+		Example: `  trivet host drain host1 --wait
+  trivet host drain host1 --force --within 30m
+  trivet host drain host1 --cancel`,
+		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	f.Add(c)
 	c.Flags().BoolVar(&wait, "wait", false, "wait until no VM runs on the host")
@@ -153,7 +153,7 @@ func AwaitDrained(ctx context.Context, s *session.Session, conn *dial.Conn, id, 
 		}
 	})
 	if ctx.Err() != nil {
-		s.Note("the drain of %s goes on: `trivet node show` shows it, and `trivet node drain --cancel` ends it", name)
+		s.Note("the drain of %s goes on: `trivet host show` shows it, and `trivet host drain --cancel` ends it", name)
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 func fenceCommand(s *session.Session) *cobra.Command {
 	r := &operatorv1.FenceNodeRequest{}
 	c := &cobra.Command{
-		Use:   "fence NODE --confirmed-off",
+		Use:   "fence HOST --confirmed-off",
 		Short: "Confirm that a lost host is off, so that its VMs can start on other hosts",
 		Long: `Confirm that a host that does not answer is off. Its VMs can then start on other hosts, if all their disks are volumes
 that other hosts can use: VMs with the metadata trivet/ha=restart by themselves, other VMs with "trivet vm recover".
@@ -23,7 +23,7 @@ still runs a VM, the VM can run twice. If the host answers again, the control pl
 have moved, and the confirmation is removed.
 
 The command fails if the host has answered in the last 15 seconds.`,
-		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
+		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	c.Flags().BoolVar(&r.ConfirmedOff, "confirmed-off", false, "required: the host is off, or cannot run its VMs")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {

@@ -56,7 +56,7 @@ func listCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "List the hosts", Args: session.Exactly(),
 		Long: `List the hosts. VCPUS, MEMORY and STORAGE show what is allocated of what can be allocated. They are sorted by what is
 free.`,
-		Example: "  trivet node list --sort -memory --columns name,state,memory"}
+		Example: "  trivet host list --sort -memory --columns name,state,memory"}
 	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
 	columns.Add(c, &f, listColumns(s.Now))
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {

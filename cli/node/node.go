@@ -1,4 +1,4 @@
-// Package node holds the commands for hosts, the machines that run VMs: `trivet node`. The API calls a host a node.
+// Package node holds the commands for hosts, the machines that run VMs: `trivet host`. The API calls a host a node.
 package node
 
 import (
@@ -19,10 +19,11 @@ import (
 // callTimeout is the deadline of each command unless --timeout is given.
 const callTimeout = 30 * time.Second
 
-// Command returns the command `trivet node`.
+// Command returns the command `trivet host`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "List, cordon, drain, add, evict and ban hosts", Args: cobra.NoArgs,
+	c := &cobra.Command{Use: "host", Short: "List, cordon, drain, add, evict and ban hosts", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
+	session.Old(c, "node")
 	c.AddCommand(listCommand(s), showCommand(s), tokenCommand(s),
 		changeCommand(s, "cordon", "Stop placing VMs on a host", func(ctx context.Context, c vmv1.NodeServiceClient, id string) (*vmv1.Node, error) {
 			return c.CordonNode(ctx, &vmv1.CordonNodeRequest{NodeId: id})
@@ -36,7 +37,7 @@ func Command(s *session.Session) *cobra.Command {
 }
 
 func changeCommand(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
-	c := &cobra.Command{Use: verb + " NODE", Short: short, Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s))}
+	c := &cobra.Command{Use: verb + " HOST", Short: short, Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s))}
 	session.Many(c)
 	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
 		id, err := Find(ctx, conn, name)
@@ -59,7 +60,7 @@ func tokenCommand(s *session.Session) *cobra.Command {
 		Use:     "token",
 		Short:   "Create a token for one host to join the cloud",
 		Long:    "Create a one-use token. Only the token is printed on standard output. Anybody who has it can add a host: keep it secret.",
-		Example: "  trivet node token --name host7 > join.token\n  trivet-nodeagent --join-token join.token ...  # on host7",
+		Example: "  trivet host token --name host7 > join.token\n  trivet-nodeagent --join-token join.token ...  # on host7",
 		Args:    session.Exactly(),
 	}
 	c.Flags().StringVar(&name, "name", "", "name of the host, which only then can use the token")
@@ -107,7 +108,7 @@ func Find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error)
 			matches = append(matches, session.Match{ID: n.GetId(), About: show.Enum("NODE_STATE", n.GetState())})
 		}
 	}
-	return session.One("node", "", nameOrID, matches)
+	return session.One("host", "", nameOrID, matches)
 }
 
 func all(ctx context.Context, conn *dial.Conn, limit int) ([]*vmv1.Node, bool, error) {

@@ -17,14 +17,14 @@ import (
 func evictCommand(s *session.Session) *cobra.Command {
 	r := &operatorv1.EvictNodeRequest{}
 	c := &cobra.Command{
-		Use:   "evict NODE",
+		Use:   "evict HOST",
 		Short: "Remove a host from the cloud",
 		Long: `Remove a host from the cloud: its certificate is revoked and its record deleted. With a new token it can join again,
 as a new host.
 
-The command fails while VMs are placed on the host: move those that run with "trivet node drain", and delete the others.
+The command fails while VMs are placed on the host: move those that run with "trivet host drain", and delete the others.
 With --force they stay placed on it: the host's record is kept and cordoned, its VMs keep running, and they are not started on another
-host, because they may still run. With a new token the host joins again as the same host. "trivet node ban" prevents
+host, because they may still run. With a new token the host joins again as the same host. "trivet host ban" prevents
 that.
 
 The command also fails while volumes are stored on the host, because they cannot be moved. With --force, if no VMs are
@@ -32,7 +32,7 @@ placed on the host, its record is deleted all the same. The content of these vol
 deleted. Volumes in a Ceph cluster move to other hosts, except those that a deleted VM may still have open on the host.
 Volumes in storage pools that other hosts share move to these hosts, also those of a deleted VM, as soon as the file
 system shows that the host does not have them open any more.`,
-		Args: session.Exactly("NODE"), ValidArgsFunction: session.FirstArg(names(s)),
+		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if it has VMs, which stay placed on it, or volumes, which are lost")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
@@ -54,7 +54,7 @@ system shows that the host does not have them open any more.`,
 func banCommand(s *session.Session) *cobra.Command {
 	var key, reason string
 	c := &cobra.Command{
-		Use:   "ban NODE | --key KEY",
+		Use:   "ban HOST | --key KEY",
 		Short: "Ban a host's key from the cloud",
 		Long: `Ban a host: its key is refused until it is unbanned, whatever token it has. VMs on the host are left as they are and
 stay placed on it. The ban is stored for the key, so the host can be evicted as well.`,
@@ -78,8 +78,8 @@ stay placed on it. The ban is stored for the key, so the host can be evicted as 
 
 func unbanCommand(s *session.Session) *cobra.Command {
 	var key string
-	c := &cobra.Command{Use: "unban NODE | --key KEY", Short: "Lift the ban of a host", Args: cobra.MaximumNArgs(1)}
-	c.Flags().StringVar(&key, "key", "", "key of a host without a record, as in \"trivet node bans\"")
+	c := &cobra.Command{Use: "unban HOST | --key KEY", Short: "Lift the ban of a host", Args: cobra.MaximumNArgs(1)}
+	c.Flags().StringVar(&key, "key", "", "key of a host without a record, as in \"trivet host bans\"")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		node, key, err := nodeOrKey(ctx, conn, args, key)
 		if err != nil {
@@ -88,7 +88,7 @@ func unbanCommand(s *session.Session) *cobra.Command {
 		if _, err := operatorv1.NewOperatorServiceClient(conn).UnbanNode(ctx, &operatorv1.UnbanNodeRequest{NodeId: node, Key: key}); err != nil {
 			return err
 		}
-		s.Note("the host is cordoned: run `trivet node uncordon` to place VMs on it")
+		s.Note("the host is cordoned: run `trivet host uncordon` to place VMs on it")
 		return s.Done(strings.Join(append(args, key), ""), "unbanned")
 	})
 	return c
@@ -98,7 +98,7 @@ func unbanCommand(s *session.Session) *cobra.Command {
 // given. It returns a *Usage error unless exactly one of the two is given.
 func nodeOrKey(ctx context.Context, conn *dial.Conn, args []string, key string) (node, itsKey string, err error) {
 	if (len(args) == 0) == (key == "") {
-		return "", "", session.Usagef("give a NODE or --key")
+		return "", "", session.Usagef("give a HOST or --key")
 	}
 	if key != "" {
 		return "", key, nil
@@ -136,6 +136,6 @@ func printBans(s *session.Session, m proto.Message, all []*operatorv1.Ban) error
 		rows = append(rows, []string{b.GetKey(), b.GetName(), b.GetNodeId(), show.When(b.GetBannedAt()), b.GetReason()})
 	}
 	return s.Print(m, keys, func(w io.Writer) error {
-		return show.Rows(w, []string{"KEY", "NAME", "NODE", "SINCE", "REASON"}, rows)
+		return show.Rows(w, []string{"KEY", "NAME", "HOST", "SINCE", "REASON"}, rows)
 	})
 }

@@ -23,11 +23,11 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// maxShownVMs is the maximum number of VMs that `trivet node show` lists.
+// maxShownVMs is the maximum number of VMs that `trivet host show` lists.
 const maxShownVMs = 1000
 
 func showCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "show NODE", Short: "Show a host and, to operators, its VMs", Args: session.Exactly("NODE"),
+	c := &cobra.Command{Use: "show HOST", Short: "Show a host and, to operators, its VMs", Args: session.Exactly("HOST"),
 		ValidArgsFunction: session.FirstArg(names(s))}
 	session.Many(c)
 	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
@@ -141,11 +141,11 @@ func stateAndWhy(now time.Time, n *vmv1.Node) string {
 		}
 		return text + ": its agent has sent no heartbeat for " + show.Age(now, n.GetLastHeartbeat())
 	case vmv1.NodeState_NODE_STATE_CORDONED:
-		return text + ": no VMs are placed on it until `trivet node uncordon`"
+		return text + ": no VMs are placed on it until `trivet host uncordon`"
 	case vmv1.NodeState_NODE_STATE_DRAINING:
 		return text + ": the VMs that run on it are moved to other hosts"
 	case vmv1.NodeState_NODE_STATE_MAINTENANCE:
-		return text + ": no VM runs on it, and none can be started until `trivet node uncordon`"
+		return text + ": no VM runs on it, and none can be started until `trivet host uncordon`"
 	}
 	return text
 }

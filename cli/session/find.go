@@ -57,7 +57,7 @@ type Match struct {
 
 // nouns maps the name of a command to the noun for its objects in messages, where the two differ.
 var nouns = map[string]string{
-	"vm": "VM", "node": "host", "service-account": "service account",
+	"vm": "VM", "service-account": "service account",
 	"network vpc": "VPC", "network subnet": "subnet", "network port": "port", "network group": "security group", "network route": "route table",
 	"network nat": "NAT gateway", "network floating-ip": "floating IP", "network service-ip": "service IP", "network peering": "peering",
 }

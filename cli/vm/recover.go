@@ -17,7 +17,7 @@ func recoverCommand(s *session.Session) *cobra.Command {
 	c.Long = `Move a VM from a lost host to another host. A VM that was running is started there.
 
 The VM's host must be fenced: either its lease has ended and it has confirmed to stop this VM then, or an operator has
-confirmed with "trivet node fence" that it is off. All disks of the VM must be volumes that other hosts can use. VMs with
+confirmed with "trivet host fence" that it is off. All disks of the VM must be volumes that other hosts can use. VMs with
 the metadata trivet/ha=restart are moved without this command.
 
 The command does not wait for the other host. Until the VM has one, it is PENDING, and "trivet vm show" shows the reason.`

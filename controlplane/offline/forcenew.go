@@ -108,5 +108,5 @@ func hostInstructions(was uint64) string {
 	if was != 0 {
 		id = strconv.FormatUint(was, 10)
 	}
-	return "hosts join it with a token of `trivet node token` each, their agents started with --leave-cluster " + id + "; guests run on meanwhile"
+	return "hosts join it with a token of `trivet host token` each, their agents started with --leave-cluster " + id + "; guests run on meanwhile"
 }

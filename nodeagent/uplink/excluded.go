@@ -50,9 +50,9 @@ func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	if reason != l.exclusion {
 		l.exclusion = reason
 		if reason == banned {
-			l.o.Log.Error("this host is banned from its cluster: members refuse it until `trivet node unban`; guests keep running", "node", l.Node())
+			l.o.Log.Error("this host is banned from its cluster: members refuse it until `trivet host unban`; guests keep running", "node", l.Node())
 		} else {
-			l.o.Log.Error("this host was evicted from its cluster: it contacts no member until its join token is replaced by a new one of `trivet node token`; guests keep running",
+			l.o.Log.Error("this host was evicted from its cluster: it contacts no member until its join token is replaced by a new one of `trivet host token`; guests keep running",
 				"node", l.Node())
 		}
 	}

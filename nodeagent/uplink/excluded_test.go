@@ -28,7 +28,7 @@ func TestEvicted(t *testing.T) {
 
 	for range 2 {
 		a := open(t, dir, with, m).run(t)
-		a.says(t, "evicted from its cluster", "trivet node token", "guests keep running")
+		a.says(t, "evicted from its cluster", "trivet host token", "guests keep running")
 		a.says(t, "token was refused")
 		require.Equal(t, "n1", string(a.Node()), "the agent must keep its node ID")
 		require.Len(t, m.denied, 1)

@@ -167,7 +167,7 @@ func (c *credential) matchesPin(pin string) bool { return mtls.Pin(c.authority) 
 func pinOf(token string) (string, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || parts[0] == "" || parts[1] == "" || len(parts[2]) != 64 {
-		return "", errors.New("the join token is not of the form that `trivet node token` prints")
+		return "", errors.New("the join token is not of the form that `trivet host token` prints")
 	}
 	return parts[2], nil
 }

@@ -52,7 +52,7 @@ func (l *Link) join(ctx context.Context) error {
 }
 
 // errToken is wrapped by errors of a join token that is missing or cannot be used.
-var errToken = errors.New("no usable join token (`trivet node token` makes one)")
+var errToken = errors.New("no usable join token (`trivet host token` makes one)")
 
 // mustLeave reports whether the host must leave the cluster of its certificate. It must if Options.Leave is the id of
 // that cluster and the join token is of another cluster. After the host has left, the option has no effect, so that it

@@ -63,7 +63,7 @@ func TestLeaveCluster(t *testing.T) {
 	for _, leave := range []string{"", "99"} { // also the id of a third cluster has no effect
 		a := open(t, dir, in(leave), restored).run(t)
 		require.Equal(t, "1234", a.Cluster())
-		line := a.says(t, "no session", "member of cluster 5678", "this host belongs to cluster 1234", "trivet node token", "--leave-cluster 1234")
+		line := a.says(t, "no session", "member of cluster 5678", "this host belongs to cluster 1234", "trivet host token", "--leave-cluster 1234")
 		require.Equal(t, 1, strings.Count(line, "\n"))
 		a.stop()
 		require.Empty(t, restored.joins)
@@ -100,7 +100,7 @@ func TestLeaveNeedsAToken(t *testing.T) {
 	dir := joined(t, m)
 	for says, token := range map[string]func() (string, error){
 		"of cluster 1234 itself": func() (string, error) { return m.token(), nil },
-		"trivet node token":      func() (string, error) { return "", os.ErrNotExist },
+		"trivet host token":      func() (string, error) { return "", os.ErrNotExist },
 		"not of the form":        func() (string, error) { return "hello", nil },
 	} {
 		a := open(t, dir, func(o *Options) { o.Leave, o.Token = "1234", token }, m)

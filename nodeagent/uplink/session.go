@@ -30,7 +30,7 @@ type foreignClusterError struct{ own, other string }
 
 func (e *foreignClusterError) Error() string {
 	return fmt.Sprintf("this is a member of cluster %s, but this host belongs to cluster %s: if that one is lost and %s was restored from its backup,  "+
-		"replace the join token by one of `trivet node token` there, and start the agent with --leave-cluster %s; guests keep running meanwhile",
+		"replace the join token by one of `trivet host token` there, and start the agent with --leave-cluster %s; guests keep running meanwhile",
 		e.other, e.own, e.other, e.own)
 }
 

@@ -226,11 +226,11 @@ func (vm *VM) AdvanceMigration(facts MigrationFacts, now Time) MigrationAction {
 		vm.Migration.GiveUp = true
 	case MigrationExplain:
 		vm.explainMigration("the migration waits for its target " + string(m.Target) + ": " + why + ". If that host is off, " +
-			"confirm it with `trivet node fence --confirmed-off`")
+			"confirm it with `trivet host fence --confirmed-off`")
 	case MigrationAwaitTarget:
 		vm.explainMigration("the guest runs on no host: the migration waits for its lost target " + string(m.Target) + ", and the " +
 			"source " + string(m.Source) + " " + why + ". Only the target knows whether it has the newest UEFI variables and TPM " +
-			"state. If it never comes back, evict it with `trivet node evict --force`: the VM then gets those of the source")
+			"state. If it never comes back, evict it with `trivet host evict --force`: the VM then gets those of the source")
 		vm.Migration.AwaitsTarget = true
 	case MigrationRollBack:
 		vm.setPhase(MigrationRollback, m.Source, now+RollbackTime)
@@ -316,7 +316,7 @@ func (vm *VM) endMigration(do MigrationAction, why string, now Time) {
 	switch do {
 	case MigrationLeave:
 		vm.Status.LastError = "the migration was rolled back (" + result.Reason + "), but the source " + string(m.Source) +
-			" has not continued the guest: if that host is off, confirm it with `trivet node fence --confirmed-off`, and recover the VM"
+			" has not continued the guest: if that host is off, confirm it with `trivet host fence --confirmed-off`, and recover the VM"
 	case MigrationLose:
 		vm.applyToDesired(Died, now)
 		vm.enter(next[vm.State][Died], Died, now)

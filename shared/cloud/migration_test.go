@@ -192,7 +192,7 @@ func TestMigrationsEnd(t *testing.T) {
 	require.Equal(t, MigrationWait, vm.AdvanceMigration(0, 10+GiveUpTime-1))
 	require.Equal(t, MigrationExplain, vm.AdvanceMigration(0, 10+GiveUpTime))
 	require.Contains(t, vm.Status.LastError, "waits for its target n2")
-	require.Contains(t, vm.Status.LastError, "`trivet node fence --confirmed-off`")
+	require.Contains(t, vm.Status.LastError, "`trivet host fence --confirmed-off`")
 	require.Equal(t, MigrationWait, vm.AdvanceMigration(0, 1<<40), "the status is written once")
 	vm.Observe(Observation{Generation: vm.Generation, Observed: ObservedRunning}, 1<<40)
 	require.Contains(t, vm.Status.LastError, "waits for its target n2", "a report of the target removes the explanation")

@@ -31,7 +31,7 @@ const (
 )
 
 func errBanned() *fault.Fault {
-	return fault.New(fault.PermissionDenied, "this host is banned: its key is refused until `trivet node unban`").WithReason(ReasonBanned)
+	return fault.New(fault.PermissionDenied, "this host is banned: its key is refused until `trivet host unban`").WithReason(ReasonBanned)
 }
 
 // checkBan returns the errBanned error if key, the SHA-256 of a public key, is banned.
@@ -165,7 +165,7 @@ func (s *Service) unbanOnLeader(ctx context.Context, q banRequest) (none struct{
 			}
 		}
 		if !found {
-			return fault.New(fault.NotFound, "no such ban: `trivet node bans` lists them")
+			return fault.New(fault.NotFound, "no such ban: `trivet host bans` lists them")
 		}
 		return nil
 	})

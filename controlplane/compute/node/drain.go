@@ -80,7 +80,7 @@ func (s *Service) drainOnLeader(ctx context.Context, q drainRequest) (out cloud.
 			return nil
 		case s.Unresponsive(q.Node):
 			return fault.New(fault.FailedPrecondition, "node %s (%s) does not answer, so its VMs cannot be moved: if the host is off, confirm that with "+
-				"`trivet node fence`, and VMs with the metadata %s=restart start on other hosts", q.Node, n.Name, cloud.HighAvailability).
+				"`trivet host fence`, and VMs with the metadata %s=restart start on other hosts", q.Node, n.Name, cloud.HighAvailability).
 				WithReason(ReasonNotReady)
 		}
 		d := cloud.Drain{Phase: cloud.DrainMoving, By: by, Began: tx.Now()}

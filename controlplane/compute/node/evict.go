@@ -66,7 +66,7 @@ func (s *Service) evicted(ctx context.Context, id cloud.NodeID) (e *eviction, er
 }
 
 func errEvicted() *fault.Fault {
-	return fault.New(fault.PermissionDenied, "this host is no longer in the cluster: to join again, it needs a new token of `trivet node token`").
+	return fault.New(fault.PermissionDenied, "this host is no longer in the cluster: to join again, it needs a new token of `trivet host token`").
 		WithReason(ReasonEvicted)
 }
 
@@ -148,7 +148,7 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 			}
 		}
 		if vms > 0 && !q.Force {
-			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move them with `trivet node drain`, and delete those that stay "+
+			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move them with `trivet host drain`, and delete those that stay "+
 				"(of a host that is lost, with `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
 				vms, q.Node, n.Name).WithReason(ReasonHasVMs).With("vms", vms)
 		}

@@ -106,7 +106,7 @@ type joinRequest struct {
 }
 
 func errBadToken() error {
-	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another host: make a new one with `trivet node token`")
+	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another host: make a new one with `trivet host token`")
 }
 
 var admitCommand = leader.NewCommand("node.admit", leader.Repeatable, (*Service).admitOnLeader)

@@ -422,7 +422,7 @@ func TestDrainRequests(t *testing.T) {
 	w.advance(time.Minute, h2)
 	_, err = api.DrainNode(ctx, &vmv1.DrainNodeRequest{NodeId: string(h1)})
 	require.Equal(t, node.ReasonNotReady, reasonOf(err))
-	require.ErrorContains(t, err, "trivet node fence")
+	require.ErrorContains(t, err, "trivet host fence")
 	require.Nil(t, w.Node(h1).Drain)
 }
 

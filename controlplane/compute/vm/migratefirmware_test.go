@@ -49,7 +49,7 @@ func TestBothHostsLoseTPM(t *testing.T) {
 			_, err := w.vms.Start(w.as(acme, ""), acme, id, [32]byte{})
 			f, _ := fault.From(err)
 			require.True(t, f != nil && f.Reason == ReasonAwaitsTarget, "%v", err)
-			require.ErrorContains(t, err, "`trivet node evict --force`")
+			require.ErrorContains(t, err, "`trivet host evict --force`")
 			_, err = w.vms.CancelMigration(w.as(acme, ""), acme, id)
 			require.ErrorContains(t, err, "Only the target knows")
 			require.Equal(t, vm, w.get(id))

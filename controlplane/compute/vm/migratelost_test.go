@@ -125,7 +125,7 @@ func TestHostsLostAfterSwitchover(t *testing.T) {
 		// The source never runs the guest again, and the target has its complete disks.
 		{"the source has handed over", cloud.MigrationHandedOver, cloud.Error, "h2", "the target has failed and the source is lost"},
 		// The source may have cancelled the migration, and may have continued the guest.
-		{"the source waited", cloud.MigrationAtSwitchover, cloud.Running, "", "`trivet node fence --confirmed-off`"},
+		{"the source waited", cloud.MigrationAtSwitchover, cloud.Running, "", "`trivet host fence --confirmed-off`"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t)

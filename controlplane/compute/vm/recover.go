@@ -149,7 +149,7 @@ func immovable(r store.Reader, vm *cloud.VM) (string, error) {
 
 // errNotFenced returns the error for a VM that may still run on its host.
 func errNotFenced(vm *cloud.VM) error {
-	return fault.New(fault.FailedPrecondition, "VM %s may still run on its host %s: if the host is lost, an operator must confirm that it is off (`trivet node fence`)",
+	return fault.New(fault.FailedPrecondition, "VM %s may still run on its host %s: if the host is lost, an operator must confirm that it is off (`trivet host fence`)",
 		vm.Name, vm.Node).WithReason("HOST_NOT_FENCED")
 }
 

@@ -594,7 +594,7 @@ type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Must be 1.
 	Protocol uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	// <id>.<secret>.<SHA-256 of the authority's public key, in hex>, as `trivet node token` printed it. At most 512
+	// <id>.<secret>.<SHA-256 of the authority's public key, in hex>, as `trivet host token` printed it. At most 512
 	// bytes.
 	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// A certificate request (PKCS #10, DER), which proves that the sender has the key. Its subject is ignored.
