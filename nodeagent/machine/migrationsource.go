@@ -10,11 +10,15 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// beginTransfer starts the tunnel of a source, and makes QEMU start to copy the disks to the target.
+// beginTransfer starts the tunnel of a source, and makes QEMU start to copy the disks to the target. It copies nothing if
+// the guest could not be handed over afterwards.
 func (v *VM) beginTransfer(ctx context.Context, m *agentv1.AssignedMigration) error {
 	o := v.set.o.Migration
 	if o == nil {
 		return errNoMigration
+	}
+	if err := v.process.CheckMigratable(ctx); err != nil {
+		return err
 	}
 	identity, err := o.Identity()
 	if err != nil {

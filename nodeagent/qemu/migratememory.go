@@ -82,16 +82,9 @@ func (p *Process) StopGuest(ctx context.Context) error {
 	})
 }
 
-// stopForMigration stops the guest, and records that it was stopped before QEMU had sent all of its memory. The record
-// is necessary because QEMU also stops a running guest by itself before the status pre-switchover, and its status does
-// not show who stopped the guest. QEMU resumes a guest that it stopped by itself if the target does not confirm the
-// state. If only the confirmation was lost, the guest would run on both hosts.
-//
-// A guest that is suspended (ACPI S3) cannot be stopped: QEMU ignores the command stop, and wakes the guest before the
-// migration completes. For such a guest, stopForMigration returns errSuspended and changes nothing. If the TPM's
-// process has ended, stopForMigration returns errTPMEnded and changes nothing, because QEMU could not send the TPM's
-// state after the guest has been handed over.
-func (p *Process) stopForMigration(ctx context.Context) error {
+// CheckMigratable returns errSuspended if the guest is suspended (ACPI S3), and errTPMEnded if the process of the VM's TPM
+// has ended. The guest cannot be handed over to another host then.
+func (p *Process) CheckMigratable(ctx context.Context) error {
 	s, err := p.Status(ctx)
 	if err != nil {
 		return err
@@ -99,7 +92,19 @@ func (p *Process) stopForMigration(ctx context.Context) error {
 	if s.State == stateSuspended && !mutant.On(mutant.MigrateSuspended) {
 		return errSuspended
 	}
-	if err := p.checkTPM(); err != nil {
+	return p.checkTPM()
+}
+
+// stopForMigration stops the guest, and records that it was stopped before QEMU had sent all of its memory. The record
+// is necessary because QEMU also stops a running guest by itself before the status pre-switchover, and its status does
+// not show who stopped the guest. QEMU resumes a guest that it stopped by itself if the target does not confirm the
+// state. If only the confirmation was lost, the guest would run on both hosts.
+//
+// A guest that is suspended (ACPI S3) cannot be stopped: QEMU ignores the command stop, and wakes the guest before the
+// migration completes. If the TPM's process has ended, QEMU could not send the TPM's state after the guest has been handed
+// over. In both cases, stopForMigration returns the error of CheckMigratable and changes nothing.
+func (p *Process) stopForMigration(ctx context.Context) error {
+	if err := p.CheckMigratable(ctx); err != nil {
 		return err
 	}
 	if err := p.home.setMigrating(""); err != nil {
@@ -108,7 +113,8 @@ func (p *Process) stopForMigration(ctx context.Context) error {
 	if err := p.do(ctx, p.work, (*raw.Monitor).Stop); err != nil {
 		return err
 	}
-	if s, err = p.Status(ctx); err != nil {
+	s, err := p.Status(ctx)
+	if err != nil {
 		return err
 	}
 	suspended := s.State == stateSuspended && !mutant.On(mutant.MigrateSuspended)

@@ -121,6 +121,7 @@ func TestHoldThatStays(t *testing.T) {
 func TestMigrationOfSuspendedGuest(t *testing.T) {
 	m := newMigration(t)
 	m.mirrored()
+	require.NoError(t, m.from.CheckMigratable(m.source.ctx))
 	conn := m.source.types("z")
 	defer conn.Close()
 	suspended := func() bool {
@@ -129,6 +130,7 @@ func TestMigrationOfSuspendedGuest(t *testing.T) {
 		return s.State == stateSuspended
 	}
 	m.source.eventually(suspended, "the guest is suspended")
+	require.ErrorIs(t, m.from.CheckMigratable(m.source.ctx), errSuspended, "the disks of a suspended guest are copied")
 	require.ErrorIs(t, m.from.SendState(m.source.ctx, 0, m.memory), errSuspended, "a suspended guest is handed over")
 	require.False(t, m.from.Migrating())
 	s, err := m.from.Migration(m.source.ctx)

@@ -231,6 +231,8 @@ const (
 	PlaceOnDraining         = "place-on-draining"         // a VM is placed on a host that is being drained: controlplane/compute/vm
 	MaintenanceEarly        = "maintenance-early"         // a host is in maintenance while a VM runs on it: controlplane/compute/vm, controlplane/compute/drain
 	StartInMaintenance      = "start-in-maintenance"      // a VM is started on a host in maintenance: controlplane/compute/vm
+	ShutDownObstructed      = "shut-down-obstructed"      // a forced drain shuts a VM down that cannot be moved because of another host's old agent: controlplane/compute/drain, controlplane/compute/vm
+	PlaceOnOldAgent         = "place-on-old-agent"        // a VM with a volume of several hosts is placed on a host that cannot migrate it: controlplane/compute/vm
 	ShutDownMovable         = "shut-down-movable"         // a forced drain shuts VMs down before the others have moved: controlplane/compute/drain
 	SwitchWithoutGrant      = "switch-without-grant"      // the switchover does not change the attachment generation of a volume: shared/cloud
 	RollBackWithoutGrant    = "roll-back-without-grant"   // a rollback does not change the attachment generation of a volume: shared/cloud

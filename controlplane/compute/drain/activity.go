@@ -17,6 +17,9 @@ const (
 	Running
 	// Fixed: the VM runs, or may run, and cannot be migrated.
 	Fixed
+	// Obstructed: the VM runs, and cannot be migrated until an operator has removed an obstacle that is neither in the VM
+	// nor on its host. A forced drain does not shut it down.
+	Obstructed
 	// Changing: the VM cannot be migrated now, but perhaps soon. It starts, stops, reboots or changes devices, one of
 	// its volumes is being changed, or its host does not answer. The drain checks the VM again every second.
 	Changing
@@ -29,7 +32,7 @@ const (
 )
 
 func (a Activity) String() string {
-	return [...]string{"off", "running", "fixed", "changing", "leaving", "arriving", "removing"}[min(a, Removing)]
+	return [...]string{"off", "running", "fixed", "obstructed", "changing", "leaving", "arriving", "removing"}[min(a, Removing)]
 }
 
 // Blocks reports whether a VM with this activity keeps the host from entering maintenance.
@@ -69,9 +72,9 @@ func (s Status) String() string {
 
 // ActivityOf returns the activity of a VM on the host with the ID on, and a text that explains it. The parameter
 // obstacle is the reason why the VM cannot be migrated although it is RUNNING, or "" if there is none. The parameter
-// temporary is a reason that will disappear without an operator, or "". The parameter silent is true if the host does
-// not answer.
-func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle, temporary string, silent bool) (Activity, string) {
+// elsewhere is such a reason on another host (see Obstructed), or "". The parameter temporary is a reason that will
+// disappear without an operator, or "". The parameter silent is true if the host does not answer.
+func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle, elsewhere, temporary string, silent bool) (Activity, string) {
 	switch m := vm.Migration; {
 	case m != nil && m.Source == on:
 		return Leaving, ""
@@ -108,6 +111,8 @@ func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle, temporary string, silen
 		return Changing, "has a device that is being attached or detached"
 	case obstacle != "":
 		return Fixed, obstacle
+	case elsewhere != "":
+		return Obstructed, elsewhere
 	case temporary != "":
 		return Changing, temporary
 	}

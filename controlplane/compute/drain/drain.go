@@ -8,7 +8,8 @@
 //     failures it is not tried again. One failing VM does not delay the others.
 //   - With force, VMs that cannot be moved are shut down, but only when no other VM moves or can be moved: until then a
 //     move may make room, and the operator can still cancel the drain. VMs that start, stop or reboot delay this for a
-//     limited time only.
+//     limited time only. VMs that cannot be moved because of another host, such as one with an old agent, are never shut
+//     down: an upgrade of that host helps, and they run on meanwhile.
 //   - A STOPPED VM all of whose disks are volumes that other hosts can use gets another host without a migration. Any
 //     other VM that does not run and is not to run stays on the host, and does not prevent maintenance.
 package drain
@@ -131,7 +132,8 @@ func Next(d *cloud.Drain, vms []VM, now cloud.Time) Plan {
 			one.Do, one.Status = Relocate, Waiting
 			relocated++
 		}
-		if !p.Expired && one.Status == CannotMove && d.Force && (!hopeful || mutant.On(mutant.ShutDownMovable)) {
+		may := vms[i].Activity != Obstructed || mutant.On(mutant.ShutDownObstructed)
+		if !p.Expired && one.Status == CannotMove && d.Force && may && (!hopeful || mutant.On(mutant.ShutDownMovable)) {
 			one.Do, one.Status = ShutDown, ShuttingDown
 		}
 		p.Decisions = append(p.Decisions, one)
@@ -166,7 +168,7 @@ func (vm *VM) decide(now cloud.Time, room bool) Decision {
 		if vm.Portable && vm.NoHost != "" {
 			out.Reason += ": " + vm.NoHost
 		}
-	case Fixed:
+	case Fixed, Obstructed:
 		out.Status = CannotMove
 	case Leaving:
 		out.Status = Moving

@@ -87,45 +87,49 @@ func TestActivityOf(t *testing.T) {
 		state     cloud.State
 		change    func(*cloud.VM)
 		obstacle  string
+		elsewhere string
 		temporary string
 		silent    bool
 		want      Activity
 		why       string
 	}{
-		{"running", cloud.Running, on, "", "", false, Running, ""},
-		{"running, with an obstacle", cloud.Running, on, "has a TPM", "", false, Fixed, "has a TPM"},
-		{"running, and a volume is being flattened", cloud.Running, on, "", "is flattening", false, Changing, "is flattening"},
-		{"running, with an obstacle that stays", cloud.Running, on, "has a TPM", "is flattening", false, Fixed, "has a TPM"},
-		{"running, on a silent host", cloud.Running, on, "has a TPM", "", true, Changing, "is on a host that does not answer"},
-		{"to be stopped", cloud.Running, nil, "", "", false, Changing, "was requested to stop"},
-		{"rebooting", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Desired.Reboots = 1 }, "is being rebooted", "", false, Changing, "is being rebooted"},
+		{"running", cloud.Running, on, "", "", "", false, Running, ""},
+		{"running, with an obstacle", cloud.Running, on, "has a TPM", "", "", false, Fixed, "has a TPM"},
+		{"running, and a volume is being flattened", cloud.Running, on, "", "", "is flattening", false, Changing, "is flattening"},
+		{"running, with an obstacle that stays", cloud.Running, on, "has a TPM", "", "is flattening", false, Fixed, "has a TPM"},
+		{"running, with an old agent in its pool", cloud.Running, on, "", "has a volume", "", false, Obstructed, "has a volume"},
+		{"running, with both obstacles", cloud.Running, on, "has a TPM", "has a volume", "", false, Fixed, "has a TPM"},
+		{"running, with an old agent and a volume that is being flattened", cloud.Running, on, "", "has a volume", "is flattening", false, Obstructed, "has a volume"},
+		{"running, on a silent host", cloud.Running, on, "has a TPM", "", "", true, Changing, "is on a host that does not answer"},
+		{"to be stopped", cloud.Running, nil, "", "", "", false, Changing, "was requested to stop"},
+		{"rebooting", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Desired.Reboots = 1 }, "is being rebooted", "", "", false, Changing, "is being rebooted"},
 		{"attaching a disk", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Spec.Disks = []cloud.Disk{{Change: cloud.DeviceAttaching}} },
-			"has a disk", "", false, Changing, "has a device that is being attached or detached"},
-		{"starting", cloud.Starting, on, "", "", false, Changing, "is STARTING"},
-		{"stopping", cloud.Stopping, nil, "", "", false, Changing, "is STOPPING"},
-		{"stopped", cloud.Stopped, nil, "", "", false, Off, "is STOPPED and stays on this host"},
-		{"stopped, on a silent host", cloud.Stopped, nil, "", "", true, Off, "is STOPPED and stays on this host"},
-		{"built, and started then", cloud.Creating, on, "", "", false, Changing, "is CREATING"},
-		{"built, and stopped then", cloud.Creating, nil, "", "", false, Off, "is CREATING and stays on this host"},
-		{"failed to build", cloud.Failed, nil, "", "", false, Off, "is FAILED and stays on this host"},
-		{"died", cloud.Error, func(vm *cloud.VM) { vm.Status.Actual = cloud.Error }, "", "", false, Off, "is in ERROR and does not run"},
-		{"did not stop in time", cloud.Error, func(vm *cloud.VM) { vm.Status.Actual = cloud.Running }, "", "", false, Fixed, "is in ERROR and may still run"},
-		{"did not start in time", cloud.Error, on, "", "", false, Fixed, "is in ERROR and may still run"},
-		{"leaving", cloud.Migrating, func(vm *cloud.VM) { vm.Migration = &cloud.Migration{Source: "here", Target: "there"} }, "", "", false, Leaving, ""},
+			"has a disk", "", "", false, Changing, "has a device that is being attached or detached"},
+		{"starting", cloud.Starting, on, "", "", "", false, Changing, "is STARTING"},
+		{"stopping", cloud.Stopping, nil, "", "", "", false, Changing, "is STOPPING"},
+		{"stopped", cloud.Stopped, nil, "", "", "", false, Off, "is STOPPED and stays on this host"},
+		{"stopped, on a silent host", cloud.Stopped, nil, "", "", "", true, Off, "is STOPPED and stays on this host"},
+		{"built, and started then", cloud.Creating, on, "", "", "", false, Changing, "is CREATING"},
+		{"built, and stopped then", cloud.Creating, nil, "", "", "", false, Off, "is CREATING and stays on this host"},
+		{"failed to build", cloud.Failed, nil, "", "", "", false, Off, "is FAILED and stays on this host"},
+		{"died", cloud.Error, func(vm *cloud.VM) { vm.Status.Actual = cloud.Error }, "", "", "", false, Off, "is in ERROR and does not run"},
+		{"did not stop in time", cloud.Error, func(vm *cloud.VM) { vm.Status.Actual = cloud.Running }, "", "", "", false, Fixed, "is in ERROR and may still run"},
+		{"did not start in time", cloud.Error, on, "", "", "", false, Fixed, "is in ERROR and may still run"},
+		{"leaving", cloud.Migrating, func(vm *cloud.VM) { vm.Migration = &cloud.Migration{Source: "here", Target: "there"} }, "", "", "", false, Leaving, ""},
 		{"leaving after the switchover", cloud.Migrating, func(vm *cloud.VM) {
 			vm.Node, vm.Migration = "there", &cloud.Migration{Source: "here", Target: "there", Phase: cloud.MigrationSwitchover}
-		}, "", "", false, Leaving, ""},
+		}, "", "", "", false, Leaving, ""},
 		{"arriving", cloud.Migrating, func(vm *cloud.VM) {
 			vm.Node, vm.Migration = "there", &cloud.Migration{Source: "there", Target: "here"}
-		}, "", "", false, Arriving, "is being migrated to this host"},
-		{"left", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Node = "there" }, "", "", false, Removing, "has moved; the host has not deleted its files yet"},
+		}, "", "", "", false, Arriving, "is being migrated to this host"},
+		{"left", cloud.Running, func(vm *cloud.VM) { on(vm); vm.Node = "there" }, "", "", "", false, Removing, "has moved; the host has not deleted its files yet"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			vm := &cloud.VM{State: c.state, Node: "here"}
 			if c.change != nil {
 				c.change(vm)
 			}
-			got, why := ActivityOf(vm, "here", c.obstacle, c.temporary, c.silent)
+			got, why := ActivityOf(vm, "here", c.obstacle, c.elsewhere, c.temporary, c.silent)
 			require.Equal(t, []any{c.want, c.why}, []any{got, why})
 		})
 	}
@@ -145,6 +149,16 @@ func TestForceWaits(t *testing.T) {
 			require.NotEqual(t, ShutDown, one.Do, "shut down before the others have moved: %s", other.Activity)
 		}
 	}
+}
+
+// TestForceSparesObstructed checks that a forced drain does not shut down a VM that cannot be moved because of another
+// host, however long the drain waits, and shuts down the others.
+func TestForceSparesObstructed(t *testing.T) {
+	d := &cloud.Drain{Force: true, Deadline: cloud.Time(24 * time.Hour / time.Millisecond)}
+	p := Next(d, []VM{{ID: "a", Activity: Obstructed}, {ID: "b", Activity: Fixed}}, d.Deadline-1)
+	require.Equal(t, []Decision{{VM: "a", Do: Wait, Status: CannotMove}, {VM: "b", Do: ShutDown, Status: ShuttingDown}}, p.Decisions,
+		"only the VM that nothing helps may be shut down")
+	require.False(t, p.Empty)
 }
 
 // TestEmpty checks that a host is empty only if all its VMs are off.

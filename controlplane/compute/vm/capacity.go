@@ -163,7 +163,10 @@ func (s *snapshot) migration(vm *cloud.VM, out *schedule.SnapshotVM) error {
 		return nil
 	}
 	var err error
-	if out.Immovable, err = migrationObstacle(s.v, vm, source, &s.agents); err != nil || out.Immovable != "" {
+	if out.Immovable, err = migrationObstacle(s.v, vm, source); err != nil || out.Immovable != "" {
+		return err
+	}
+	if out.Immovable, err = s.agents.obstacle(s.v, vm); err != nil || out.Immovable != "" {
 		return err
 	}
 	volumes, err := volume.PlacementOf(s.v, vm.Tenant(), vm.Spec.Volumes())

@@ -120,6 +120,39 @@ func TestInventoryMetrics(t *testing.T) {
 	require.Positive(t, values["trivet_host_allocated "+string(host)+" vcpus"])
 }
 
+// TestRefusalsAreCountedOnce checks that a placement that finds no host is counted once for a VM that waits, not for each
+// retry: for a VM of a lost host, and for a VM of a drained host.
+func TestRefusalsAreCountedOnce(t *testing.T) {
+	t.Run("of a lost host", func(t *testing.T) {
+		w := newWorld(t)
+		w.sharedHost("h1", 4096)
+		vm := w.running("web")
+		small := w.sharedHost("h2", 100)
+		w.lose(small)
+		w.recover()
+		w.flush(vm.Spec.Volumes()[0])
+		w.recover()
+		w.recover()
+		require.Contains(t, w.get(vm.ID).Status.LastError, "waits for a host: no host fits")
+		values := gather(t, NewInventoryCollector(w.vms))
+		require.EqualValues(t, 1, values["trivet_placements_total no_host"])
+		require.EqualValues(t, 1, values["trivet_placement_refused_hosts_total memory"])
+	})
+	t.Run("of a drained host", func(t *testing.T) {
+		w := newWorld(t)
+		source := w.migrationHost("h1")
+		w.runs("web")
+		small := w.migrationHost("h2", func(n *cloud.Node) { n.Allocatable.MemoryMiB = 100 })
+		w.drain(source, false, 3600)
+		for range 4 {
+			w.stepDrains()
+			w.advance(time.Minute, source, small)
+		}
+		require.Contains(t, w.progress(source)[0], "failed attempts")
+		require.EqualValues(t, 1, gather(t, NewInventoryCollector(w.vms))["trivet_placements_total no_host"])
+	})
+}
+
 // fakeMover records moves. It fails if fail is set.
 type fakeMover struct {
 	moves []string

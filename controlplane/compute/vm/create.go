@@ -123,6 +123,7 @@ func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created
 		})
 		return err
 	})
+	s.placements.countRefusal(err)
 	return out, err
 }
 

@@ -163,7 +163,11 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 			out.byID[one.ID] = vm
 		}
 		if vm != nil && !p.Value.Gone {
-			obstacle, err := migrationObstacle(r, vm, n, agents)
+			obstacle, err := migrationObstacle(r, vm, n)
+			if err != nil {
+				return nil, err
+			}
+			elsewhere, err := agents.obstacle(r, vm)
 			if err != nil {
 				return nil, err
 			}
@@ -171,7 +175,7 @@ func (s *Service) readDrained(r store.Reader, id cloud.NodeID) (*drained, error)
 			if err != nil {
 				return nil, err
 			}
-			one.Activity, one.Why = drain.ActivityOf(vm, id, obstacle, temporary, silent)
+			one.Activity, one.Why = drain.ActivityOf(vm, id, obstacle, elsewhere, temporary, silent)
 			one.Priority = vm.Priority()
 			if one.Portable, err = portable(r, vm); err != nil {
 				return nil, err

@@ -159,12 +159,13 @@ func (s *Service) moveDrained(ctx context.Context, host cloud.NodeID, seen *clou
 			return err
 		}
 	}
+	refusal, first := err, false
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, e, n, err := drainedNow(tx, host, seen)
 		if err != nil || vm == nil {
 			return err
 		}
-		if refused != nil {
+		if first = e.Tries == 0; refused != nil {
 			countFailure(e, refusalText(refused, n.Name), "", tx.Now())
 		} else {
 			e.Next = tx.Now() + drain.RetryBusy.Milliseconds()
@@ -172,6 +173,9 @@ func (s *Service) moveDrained(ctx context.Context, host cloud.NodeID, seen *clou
 		node.DrainedVMs.Put(tx, e, string(host), string(vm.ID))
 		return nil
 	})
+	if err == nil && first {
+		s.placements.countRefusal(refusal)
+	}
 	return err
 }
 
@@ -218,7 +222,7 @@ func (s *Service) shutDownDrained(ctx context.Context, host cloud.NodeID, seen *
 		if err != nil || vm == nil || !n.Drain.Force || vm.State != cloud.Running && vm.State != cloud.Error {
 			return err
 		}
-		obstacle, err := migrationObstacle(tx, vm, n, new(poolAgents))
+		obstacle, err := migrationObstacle(tx, vm, n)
 		if err != nil {
 			return err
 		}

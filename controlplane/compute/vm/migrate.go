@@ -107,6 +107,7 @@ func (s *Service) migrateOnLeader(ctx context.Context, q migrateRequest) (out po
 		})
 		return err
 	})
+	s.placements.countRefusal(err)
 	return out, err
 }
 
@@ -124,7 +125,10 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 	if err != nil {
 		return err
 	}
-	why, err := migrationObstacle(tx, vm, source, new(poolAgents))
+	why, err := migrationObstacle(tx, vm, source)
+	if err == nil && why == "" {
+		why, err = new(poolAgents).obstacle(tx, vm)
+	}
 	if err != nil {
 		return err
 	}
@@ -165,8 +169,9 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 }
 
 // migrationObstacle returns the reason why a RUNNING VM cannot be migrated from its host source, which is nil if the host
-// was deleted, or "" if it can. The text is the predicate of a sentence whose subject is the VM.
-func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node, agents *poolAgents) (string, error) {
+// was deleted, or "" if it can. The text is the predicate of a sentence whose subject is the VM. migrationObstacle does not
+// consider other hosts: see poolAgents.
+func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node) (string, error) {
 	if why := vm.NotMigratable(); why != "" {
 		return why, nil
 	}
@@ -186,7 +191,7 @@ func migrationObstacle(r store.Reader, vm *cloud.VM, source *cloud.Node, agents 
 	if why := source.FeatureShortage(features); why != "" {
 		return "is on a host that " + why, nil
 	}
-	return agents.obstacle(r, vm)
+	return "", nil
 }
 
 // migrationFeatures returns the names of the features that both hosts of a migration of vm must support.
@@ -260,11 +265,12 @@ func migrationShortage(source, n *cloud.Node) string {
 
 // hostRefusal converts an error of choose to the error for a VM that cannot be migrated to the requested host.
 func hostRefusal(vm *cloud.VM, err error) error {
-	f, ok := fault.From(err)
-	if !ok || f.Reason != reasonNoHostFits {
+	var none *noHostError
+	if !errors.As(err, &none) {
 		return err
 	}
-	return fault.New(fault.FailedPrecondition, "VM %s cannot be migrated to this host: %s", vm.Name, f.Message).WithReason(reasonNoHostFits)
+	f := fault.New(fault.FailedPrecondition, "VM %s cannot be migrated to this host: %s", vm.Name, none.fault.Message).WithReason(reasonNoHostFits)
+	return &noHostError{f, none.refused}
 }
 
 type cancelMigrationRequest struct {

@@ -2,6 +2,7 @@ package vm
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -168,6 +169,42 @@ func TestOldAgentIsAnObstacle(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, e == nil || e.Tries == 0, "the drain has counted a failed try")
 	})
+}
+
+// TestForcedDrainBesideOldAgent checks that a drain with force does not shut a VM down only because a third host has an
+// old agent, and moves the VM after this host was evicted.
+func TestForcedDrainBesideOldAgent(t *testing.T) {
+	w := newWorld(t)
+	source := w.volumeHost("n1")
+	vm := w.running("web")
+	target := w.volumeHost("n2")
+	old := w.volumeHost("n3", func(n *cloud.Node) { n.Features = nil })
+	w.drain(source, true, 3600)
+	for range 3 {
+		w.advance(15*time.Minute, source, target, old)
+		w.stepDrains()
+	}
+	require.True(t, w.get(vm.ID).Desired.On, "a forced drain has stopped the VM")
+	require.Contains(t, w.progress(source)[0], "web CANNOT_MOVE: has the volume web in the storage pool local, and the agent of the host n3")
+	_, err := w.nodes.Evict(w.as(acme, ""), old, false)
+	require.NoError(t, err)
+	require.NoError(t, w.vms.StepDrains(t.Context()))
+	require.Equal(t, target, w.get(vm.ID).Migration.Target)
+}
+
+// TestPlacementAvoidsOldAgent checks that a VM with a volume in a shared pool is placed on a host with an old agent only
+// if no other host fits.
+func TestPlacementAvoidsOldAgent(t *testing.T) {
+	w := newWorld(t)
+	old := w.volumeHost("old", func(n *cloud.Node) { n.Features = nil })
+	able := w.volumeHost("able", func(n *cloud.Node) { n.Allocatable.MemoryMiB = 2048 })
+	w.AwaitFleet()
+	for _, name := range []string{"a", "b", "c", "d"} {
+		require.Equal(t, able, w.create(name, withoutDisks, withVolumes(w.volume(name))).Node, "the VM is placed on a host that cannot migrate it")
+	}
+	require.Equal(t, old, w.create("e", withoutDisks, withVolumes(w.volume("e"))).Node)
+	values := gather(t, NewInventoryCollector(w.vms))
+	require.Equal(t, []float64{5, 0}, []float64{values["trivet_placements_total placed"], values["trivet_placements_total no_host"]})
 }
 
 // TestMigrationOfVolumeIsUndone ends migrations of a VM with a volume, before and after the switchover. The source has the

@@ -26,6 +26,8 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.TwoMigrationHolders, TestMigrationIsUndone, "the target must destroy the VM")
 	mutanttest.Notices(t, mutant.KeepStandbyHost, TestMigrationOfVolume, "the source keeps the volume")
 	mutanttest.Notices(t, mutant.MigrateBesideOldAgent, TestMigrationBesideOldAgent, "an old agent could open the volume")
+	mutanttest.Notices(t, mutant.ShutDownObstructed, TestForcedDrainBesideOldAgent, "a forced drain has stopped the VM")
+	mutanttest.Notices(t, mutant.PlaceOnOldAgent, TestPlacementAvoidsOldAgent, "placed on a host that cannot migrate it")
 	mutanttest.Notices(t, mutant.CommitBesideOldAgent, TestSwitchoverBesideOldAgent, "the switchover is committed although an old agent shares the pool")
 	mutanttest.Notices(t, mutant.FreeMigratedVolume, TestDeleteAfterSwitchoverOfRBDVolume, "the source may still write to the volume")
 	mutanttest.Notices(t, mutant.ChangeMigratingVolume, TestMigrationOfVolume, "the volume was changed during the migration")

@@ -34,7 +34,11 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 
 // choose chooses a host for vm by the request r, and allocates the VM's capacity on it. It first chooses from the
 // leader's copy of the host records. It then reads the chosen host's record in tx, and chooses again if that host is
-// full, not READY or deleted. choose changes r: it adds hostShortage to r.Check, and hosts to r.Skip.
+// full, not READY or deleted. choose changes r: it adds hostShortage to r.Check, and hosts to r.Skip. If no host fits,
+// choose returns a noHostError.
+//
+// A host whose agent cannot migrate a VM with such volumes is chosen only if no other host fits: while the VM is there,
+// the VM could not be migrated, and neither could any VM with a volume in the same shared pool.
 func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volumes *volume.Placement) (cloud.NodeID, error) {
 	further := r.Check
 	var failed error // of a read in Check
@@ -49,16 +53,25 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 		}
 		return why
 	}
+	required := r.Features
+	preferring := !mutant.On(mutant.PlaceOnOldAgent) && volumes.MayMigrate()
+	if preferring {
+		r.Features = append(slices.Clone(required), cloud.FeatureVolumeMigration)
+	}
 	for {
 		chosen := s.opts.Nodes.Place(r)
 		if failed != nil {
 			return "", failed
 		}
+		if chosen.Node == "" && preferring {
+			preferring, r.Features = false, required
+			continue
+		}
 		if chosen.Node == "" {
 			if r.On != "" && further != nil { // a migration to a host that the caller has requested
 				chosen.Refused = slices.DeleteFunc(chosen.Refused, func(one schedule.Refusal) bool { return one.Node != r.On })
 			}
-			refused := errNoHost(chosen.Refused)
+			refused := &noHostError{errNoHost(chosen.Refused), chosen.Refused}
 			waiting, err := s.awaitingHeartbeats(tx)
 			if err != nil {
 				return "", err
@@ -66,7 +79,6 @@ func (s *Service) choose(tx *store.Tx, vm *cloud.VM, r *schedule.Request, volume
 			if waiting {
 				return "", &retryableRefusal{refused}
 			}
-			s.placements.refuse(chosen.Refused)
 			return "", refused
 		}
 		n, err := node.Nodes.Get(tx.GuardedUnless(mutant.AllocateTwice), string(chosen.Node))
@@ -153,6 +165,15 @@ func (s *Service) awaitingHeartbeats(tx *store.Tx) (bool, error) {
 		return c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !s.opts.Nodes.Unresponsive(c.Node.ID)
 	}), nil
 }
+
+// noHostError is the error of a placement that found no host, with the hosts that were refused.
+type noHostError struct {
+	fault   *fault.Fault
+	refused []schedule.Refusal
+}
+
+func (e *noHostError) Error() string { return e.fault.Error() }
+func (e *noHostError) Unwrap() error { return e.fault }
 
 // reasonNoHostFits is the reason in the error for a placement that found no host.
 const reasonNoHostFits = "NO_HOST_FITS"

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 
@@ -11,7 +12,7 @@ import (
 
 var (
 	placementsDesc = prometheus.NewDesc("trivet_placements_total",
-		"Attempts of this member, as the leader, to choose a host for a VM, by result. A retried transaction counts again.",
+		"Decisions of this member, as the leader, by result: a host was chosen for a VM (placed), or a call was refused or a VM began to wait because no host fits (no_host).",
 		[]string{"result"}, nil)
 	refusedHostsDesc = prometheus.NewDesc("trivet_placement_refused_hosts_total",
 		"Hosts that were excluded when a placement found no host, by the first rule that excluded the host.",
@@ -26,15 +27,21 @@ type placements struct {
 	refused map[schedule.Kind]int64
 }
 
-// refuse counts a placement that found no host, and the rules that excluded the hosts.
-func (p *placements) refuse(refused []schedule.Refusal) {
+// countRefusal counts a placement that found no host, and the rules that excluded the hosts. The parameter err is the
+// error of the placement: countRefusal does nothing if err is not a noHostError. It must be called once for each call of
+// the API, and once for each VM that begins to wait, not for the retries while the VM waits.
+func (p *placements) countRefusal(err error) {
+	var none *noHostError
+	if !errors.As(err, &none) {
+		return
+	}
 	p.noHost.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.refused == nil {
 		p.refused = map[schedule.Kind]int64{}
 	}
-	for _, r := range refused {
+	for _, r := range none.refused {
 		p.refused[r.Kind]++
 	}
 }

@@ -290,6 +290,9 @@ func (s *Service) placeAgain(ctx context.Context, one *cloud.VM) (placed, soon b
 	case errors.As(err, &retryable):
 		return false, true, nil
 	case errors.As(err, &refused):
+		if s.beginsToWait(one.ID) {
+			s.placements.countRefusal(err)
+		}
 		wait = "waits for a host: " + refused.Message
 	default:
 		return false, true, err
@@ -347,6 +350,21 @@ type recovery struct {
 	project cloud.ProjectID
 	id      cloud.VMID
 	pending bool // the VM has no host
+	waiting bool // the VM is pending, and this leader has found no host for it
+}
+
+// beginsToWait records that this leader has found no host for a VM. It returns false if it has found none before, since
+// the VM lost its last host.
+func (s *Service) beginsToWait(id cloud.VMID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, known := s.recoveries[id]
+	if !known || r.waiting {
+		return false
+	}
+	r.waiting = true
+	s.recoveries[id] = r
+	return true
 }
 
 // trackRecovery keeps s.recoveries equal to the records of VMs that have lost their host. The caller must hold s.mu.
@@ -355,5 +373,6 @@ func (s *Service) trackRecovery(vm *deadlineFields) {
 		delete(s.recoveries, vm.ID)
 		return
 	}
-	s.recoveries[vm.ID] = recovery{vm.Project, vm.ID, vm.State == cloud.Pending}
+	pending := vm.State == cloud.Pending
+	s.recoveries[vm.ID] = recovery{vm.Project, vm.ID, pending, pending && s.recoveries[vm.ID].waiting}
 }

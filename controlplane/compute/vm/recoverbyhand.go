@@ -66,6 +66,7 @@ func (s *Service) recoverOnLeader(ctx context.Context, q recoverRequest) (out cl
 		})
 		return err
 	})
+	s.placements.countRefusal(err)
 	return out, err
 }
 

@@ -61,6 +61,10 @@ func (p *Placement) Shortage(n *cloud.Node) string {
 	return ""
 }
 
+// MayMigrate reports whether a VM with the volumes can perhaps be migrated if its host can migrate volumes. For a volume
+// without a host, that depends on whether the pool of its future host is shared.
+func (p *Placement) MayMigrate() bool { return len(p.shared) > 0 || p.RBD || len(p.Pools) > 0 }
+
 // PlacementOf returns the requirements of the listed volumes of the tenant t on the host of a VM. It returns NotFound
 // if a volume does not exist, and FailedPrecondition if two volumes are on different hosts.
 func PlacementOf(r store.Reader, t cloud.Tenant, ids []cloud.VolumeID) (p Placement, err error) {

@@ -29,7 +29,7 @@ type HostState struct {
 
 // candidates are the hosts that can have volumes of one kind of storage: a shared pool, or the driver RBD.
 type candidates struct {
-	ready []cloud.NodeID // the READY hosts, to which volumes can be moved
+	ready []cloud.NodeID // the READY hosts, to which volumes can be moved: see fleet.candidates
 	keep  []cloud.NodeID // the READY and the awaited hosts (see HostState), whose volumes are not moved
 }
 
@@ -54,23 +54,32 @@ type fleet struct {
 	cache map[kind]*candidates
 }
 
-// candidates returns the candidates for volumes of one kind of storage.
+// candidates returns the candidates for volumes of one kind of storage. Hosts whose agents cannot migrate volumes are
+// candidates for a move only if there are no others.
 func (f *fleet) candidates(at kind) *candidates {
 	if c := f.cache[at]; c != nil {
 		return c
 	}
 	c := &candidates{}
+	var old []cloud.NodeID
 	for _, h := range f.hosts {
 		serves := h.Node.RBDShortage(at.encrypted) == ""
 		if at.ID != "" {
 			serves = h.Node.LacksSharedPool(at.Name, at.ID) == ""
 		}
-		if serves && h.Ready {
+		switch {
+		case !serves || !h.Ready:
+		case h.Node.MissingFeature([]string{cloud.FeatureVolumeMigration}) != "":
+			old = append(old, h.Node.ID)
+		default:
 			c.ready = append(c.ready, h.Node.ID)
 		}
 		if serves && (h.Ready || h.Awaited) {
 			c.keep = append(c.keep, h.Node.ID)
 		}
+	}
+	if len(c.ready) == 0 {
+		c.ready = old
 	}
 	f.cache[at] = c
 	return c
@@ -147,7 +156,8 @@ func (f *fleet) due(r store.Reader) (*duePlacement, error) {
 func (f *fleet) key() (key store.MemoKey) {
 	sum := sha256.New()
 	for _, h := range f.hosts {
-		fmt.Fprintf(sum, "%q %t %t %t %t %q\n", h.Node.ID, h.Ready, h.Awaited, h.Node.RBD, h.Node.RBDEncryption, fmt.Sprint(h.Node.StoragePools))
+		fmt.Fprintf(sum, "%q %t %t %t %t %q %q\n", h.Node.ID, h.Ready, h.Awaited, h.Node.RBD, h.Node.RBDEncryption, fmt.Sprint(h.Node.StoragePools),
+			h.Node.MissingFeature([]string{cloud.FeatureVolumeMigration}))
 	}
 	sum.Sum(key[:0])
 	return key

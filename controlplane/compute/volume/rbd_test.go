@@ -309,3 +309,17 @@ func TestEncryptedRBDVolume(t *testing.T) {
 	require.Nil(t, w.get(v.ID).Image)
 	require.Empty(t, w.assigned(able)[0].GetEncryptionKey(), "the volume is made and detached")
 }
+
+// TestVolumesAvoidOldAgents checks that volumes are moved to a host whose agent cannot migrate volumes only if there is no
+// other host, and that the volumes of such a host stay there.
+func TestVolumesAvoidOldAgents(t *testing.T) {
+	old := HostState{Node: cloud.Node{ID: "old", RBD: true}, Ready: true}
+	able := HostState{Node: cloud.Node{ID: "able", RBD: true, Features: map[string]string{cloud.FeatureVolumeMigration: ""}}, Ready: true}
+	both := &fleet{[]HostState{old, able}, map[kind]*candidates{}}
+	require.Equal(t, &candidates{ready: []cloud.NodeID{"able"}, keep: []cloud.NodeID{"old", "able"}}, both.candidates(kind{}))
+	alone := &fleet{[]HostState{old}, map[kind]*candidates{}}
+	require.Equal(t, &candidates{ready: []cloud.NodeID{"old"}, keep: []cloud.NodeID{"old"}}, alone.candidates(kind{}))
+	upgraded := old
+	upgraded.Node.Features = able.Node.Features
+	require.NotEqual(t, alone.key(), (&fleet{hosts: []HostState{upgraded}}).key())
+}
