@@ -167,7 +167,7 @@ func (a *Agent) RemoveNetworks() error {
 func (a *Agent) Healthy(ctx context.Context) error {
 	return Until(ctx, "the agent serves", func(ctx context.Context) error {
 		if a.Dir.Running(a.Name) == 0 {
-			return errors.New("it has stopped: " + tail(a.Dir.LogFile(a.Name)))
+			return &stopped{tail(a.Dir.LogFile(a.Name))}
 		}
 		return get(ctx, http.DefaultClient, "http://"+a.Metrics+"/health")
 	})

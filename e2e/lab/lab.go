@@ -205,13 +205,21 @@ func sum(path string) (out [32]byte, err error) {
 	return [32]byte(h.Sum(nil)), nil
 }
 
-// Until calls the function try repeatedly, with pauses of 20 to 500 ms, until it returns nil. If ctx ends first, Until
-// returns the last error of try, with the text what before it.
+// stopped is the error of a process that has ended. Until does not try again after it.
+type stopped struct{ log string }
+
+func (s *stopped) Error() string { return "it has stopped: " + s.log }
+
+// Until calls the function try repeatedly, with pauses of 20 to 500 ms, until it returns nil. If ctx ends first, or if a
+// process that try needs has stopped, Until returns the last error of try, with the text what before it.
 func Until(ctx context.Context, what string, try func(context.Context) error) error {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := try(ctx)
 		if err == nil {
 			return nil
+		}
+		if end := (*stopped)(nil); errors.As(err, &end) {
+			return fmt.Errorf("wait until %s: %w", what, err)
 		}
 		select {
 		case <-time.After(pause):

@@ -170,7 +170,7 @@ func (t *Trio) Ready(ctx context.Context) error {
 		}
 		err := Until(ctx, "member "+fmt.Sprint(id)+" is ready", func(ctx context.Context) error {
 			if t.Dir.Running(t.Name(id)) == 0 {
-				return errors.New("it has stopped: " + tail(t.Dir.LogFile(t.Name(id))))
+				return &stopped{tail(t.Dir.LogFile(t.Name(id)))}
 			}
 			return t.ask(ctx, host+":8084/ready")
 		})
