@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
@@ -58,7 +59,9 @@ type endpoint struct {
 	openReason string
 	// method and path are the HTTP method and path of a REST route, empty for gRPC.
 	method, path string
-	info         grpc.MethodInfo
+	// route describes a REST route of package rest.
+	route rest.Route
+	info  grpc.MethodInfo
 }
 
 // byCertificate lists the listeners whose callers authenticate with certificates.
@@ -101,7 +104,7 @@ func (d boundListener) endpoints() (all []endpoint, err error) {
 	case interface{ Routes() []rest.Route }:
 		for _, r := range h.Routes() {
 			name := d.name + " " + r.Method + " " + r.Path
-			e := endpoint{listener: d, name: name, row: name, ruleMethod: r.As, openReason: r.Open, method: r.Method, path: r.Path}
+			e := endpoint{listener: d, name: name, row: name, ruleMethod: r.As, openReason: r.Open, method: r.Method, path: r.Path, route: r}
 			_, isRuled := auth.Rules()[r.As]
 			switch {
 			case isRuled && r.Open == "":
@@ -135,6 +138,10 @@ type call struct {
 	drain bool
 	// path is the path of an HTTP request. body is the request as JSON, for HTTP and for gRPC.
 	path, body string
+	// strict makes an HTTP request strict (rest.StrictHeader).
+	strict bool
+	// lax is set for an HTTP request that the OpenAPI document does not allow, and that succeeds nevertheless.
+	lax bool
 }
 
 // outcome makes a call and returns its outcome: the gRPC code, or the HTTP status and error code. It also returns the
@@ -152,6 +159,27 @@ func (h *testMember) outcome(v call) (result, message string) {
 }
 
 func (h *testMember) rest(v call) (result, message string) {
+	got, body := h.send(v)
+	if got.StatusCode < 400 || v.method == http.MethodHead {
+		return fmt.Sprint(got.StatusCode), "" // no message: the response of the token endpoint contains a token
+	}
+	var reply restError
+	require.NoError(h.t, json.Unmarshal(body, &reply), "%s: %s", v.name, body)
+	require.Equal(h.t, got.StatusCode == http.StatusUnauthorized, got.Header.Get("WWW-Authenticate") == "Bearer", v.name)
+	return strings.TrimSpace(fmt.Sprint(got.StatusCode, " ", reply.Error.Code)), reply.Error.Message
+}
+
+// restError is the body of an error response.
+type restError struct {
+	Error struct {
+		Code, Message string
+		Details       struct{ Field string }
+	}
+}
+
+// send makes a call of a REST route, and returns the response and its body. It fails the test if the OpenAPI document of
+// the API does not allow the request or the response.
+func (h *testMember) send(v call) (*http.Response, []byte) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, v.method, "http://"+v.listener.address+v.path, strings.NewReader(v.body))
@@ -162,20 +190,20 @@ func (h *testMember) rest(v call) (result, message string) {
 	if v.token != "" {
 		r.Header.Set("Authorization", "Bearer "+v.token)
 	}
+	if v.strict {
+		r.Header.Set(rest.StrictHeader, "true")
+	}
 	got, err := http.DefaultClient.Do(r)
 	require.NoError(h.t, err, v.name)
 	defer got.Body.Close()
 	body, err := io.ReadAll(got.Body)
 	require.NoError(h.t, err, v.name)
-	if got.StatusCode < 400 || v.method == http.MethodHead {
-		return fmt.Sprint(got.StatusCode), "" // no message: the response of the token endpoint contains a token
+	if c := h.checkerOf(v.listener); c != nil && v.path != "/metrics" && !v.lax {
+		require.NoError(h.t, c.Check(openapitest.Exchange{
+			Method: v.method, URL: v.path, Header: r.Header, Body: []byte(v.body), Status: got.StatusCode, ResponseHeader: got.Header, Response: body,
+		}))
 	}
-	var reply struct {
-		Error struct{ Code, Message string }
-	}
-	require.NoError(h.t, json.Unmarshal(body, &reply), "%s: %s", v.name, body)
-	require.Equal(h.t, got.StatusCode == http.StatusUnauthorized, got.Header.Get("WWW-Authenticate") == "Bearer", v.name)
-	return strings.TrimSpace(fmt.Sprint(got.StatusCode, " ", reply.Error.Code)), reply.Error.Message
+	return got, body
 }
 
 func (h *testMember) rpc(v call) (result, message string) {

@@ -35,6 +35,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/config"
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
@@ -75,6 +76,9 @@ type testMember struct {
 	resources map[string]string
 	// host is the certificate of a host that has joined the cluster, outsider that of a host of another cluster.
 	host, outsider mtls.Source
+
+	// checkers holds the checker of the exchanges of each REST API, by listener.
+	checkers map[string]*openapitest.Checker
 
 	mu        sync.Mutex
 	listeners []boundListener

@@ -63,6 +63,7 @@ var networkRows = []row{
 
 	{name: "network GET /health", path: "/health", allowed: "200"},
 	{name: "network GET /ready", path: "/ready", allowed: "200"},
+	{name: "network GET /openapi.json", path: "/openapi.json", allowed: "200"},
 	{name: "network rpc GET /health", path: "/health", allowed: "200"},
 	{name: "network rpc GET /ready", path: "/ready", allowed: "200"},
 	{name: "network GET /api/v1/vpcs", path: "/api/v1/vpcs?org_id=$org&project_id=$project", allowed: "200"},

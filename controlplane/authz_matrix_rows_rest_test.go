@@ -5,6 +5,7 @@ package main
 var restRows = []row{
 	{name: "vm GET /health", path: "/health", allowed: "200"},
 	{name: "vm GET /ready", path: "/ready", allowed: "200"},
+	{name: "vm GET /openapi.json", path: "/openapi.json", allowed: "200"},
 	{name: "vm GET /metrics", path: "/metrics", allowed: "200"},
 	{name: "vm GET /api/v1/vms", path: "/api/v1/vms", allowed: "200"},
 	{name: "vm POST /api/v1/vms", path: "/api/v1/vms", body: webRequest(``), allowed: "400 INVALID_ARGUMENT"},
@@ -68,6 +69,7 @@ var restRows = []row{
 
 	{name: "credit GET /health", path: "/health", allowed: "200"},
 	{name: "credit GET /ready", path: "/ready", allowed: "200"},
+	{name: "credit GET /openapi.json", path: "/openapi.json", allowed: "200"},
 	{name: "credit POST /api/v1/wallets", path: "/api/v1/wallets", body: webRequest(`,"initial_balance":1`), allowed: "500 CREATE_FAILED", exceptions: projectIsRequired},
 	{name: "credit GET /api/v1/wallets/{project_id}", path: "/api/v1/wallets/$project", allowed: "200"},
 	{name: "credit POST /api/v1/wallets/{project_id}/topup", path: "/api/v1/wallets/$project/topup", body: `{"amount":5}`, allowed: "200"},
@@ -78,6 +80,7 @@ var restRows = []row{
 
 	{name: "identity GET /health", path: "/health", allowed: "200"},
 	{name: "identity GET /ready", path: "/ready", allowed: "200"},
+	{name: "identity GET /openapi.json", path: "/openapi.json", allowed: "200"},
 	{name: "identity POST /api/v1/auth/token", path: "/api/v1/auth/token", body: `{"username":"ghost"}`, allowed: "200"},
 	{name: "identity POST /api/v1/auth/verify", path: "/api/v1/auth/verify", body: `{"token":"garbage"}`, allowed: "200"},
 	{name: "identity POST /api/v1/users", path: "/api/v1/users", body: `{}`, allowed: "400 INVALID_ARGUMENT"},
@@ -89,6 +92,7 @@ var restRows = []row{
 
 	{name: "kv GET /health", path: "/health", allowed: "200"},
 	{name: "kv GET /ready", path: "/ready", allowed: "200"},
+	{name: "kv GET /openapi.json", path: "/openapi.json", allowed: "200"},
 	{name: "kv GET /api/v1/kv", path: "/api/v1/kv", allowed: "200"},
 	{name: "kv GET /api/v1/kv/{key:.*}", path: "/api/v1/kv/none", allowed: "404 NOT_FOUND"},
 	{name: "kv PUT /api/v1/kv/{key:.*}", path: "/api/v1/kv/some", body: `{"value":"v"}`, allowed: "200"},

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	apidocs "github.com/trivet-cloud/trivet/docs/api"
+
 	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
@@ -173,6 +175,7 @@ func (m *member) newPlainHTTP(name string) http.Handler {
 func (m *member) newREST(api *restAPI) http.Handler {
 	options := api.options
 	options.Name, options.Ready, options.Log, options.Metrics = api.name, m.ready, m.log, m.metrics.http
+	options.Document = apidocs.Document(api.name)
 	if options.Verifier != nil {
 		options.OpenStream = m.streamOpener(options.Verifier)
 	}
@@ -200,7 +203,7 @@ func (m *member) newKVREST() *restapi.Server {
 	return restapi.New(restapi.Options{
 		Keys: m.keys, Members: m.memberships, Group: m.kvRaft, GroupID: layout.KVGroup, Self: c.NodeID, Cluster: m.key.ClusterID(),
 		Key: m.key.Derive("kv-forwards"), Port: c.Ports.KV, Open: slices.Contains(c.REST.Open, "kv"), ToMember: m.tenantTLS.forwardClient,
-		Log: m.log, Audit: m.audits, Metrics: m.metrics.http, Now: m.clock.Now,
+		Log: m.log, Audit: m.audits, Metrics: m.metrics.http, Document: apidocs.Document("kv"), Now: m.clock.Now,
 	})
 }
 

@@ -63,10 +63,12 @@ var inside = map[string][]string{
 	"engine/mvcc/watch":         {"engine/mvcc/command"},
 	"engine/datadir":            {"engine/clusterkey", "engine/layout"},
 
-	"edge/rest":          {"edge/auth", "edge/loopback"},
-	"edge/rest/resttest": {"edge/rest"},
-	"edge/protorest":     {"edge/auth", "edge/rest"},
-	"edge/rpc":           {"edge/auth", "edge/delay"},
+	"edge/rest":                {"edge/auth", "edge/loopback"},
+	"edge/rest/resttest":       {"edge/rest"},
+	"edge/protorest":           {"edge/auth", "edge/rest"},
+	"edge/openapi":             {"edge/auth", "edge/rest", "edge/protorest"},
+	"edge/openapi/openapitest": {"edge/openapi", "edge/rest"},
+	"edge/rpc":                 {"edge/auth", "edge/delay"},
 
 	"records/leader/leadertest": {"records/leader"},
 	"records/store":             {"records/leader"},
@@ -136,9 +138,10 @@ var others = map[string][]string{
 	"shared/settings":          {},
 	"shared/version":           {},
 	"shared/testenv":           {},
+	"shared/protodoc":          {},
 	"shared/convert":           {"shared/cloud", "shared/fault", "protos/…"},
 
-	"controlplane": {"controlplane/…", "shared/…"},
+	"controlplane": {"controlplane/…", "shared/…", "docs/api"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
 		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud", "shared/settings"}, // for the types and defaults of these packages' settings
 	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
@@ -188,6 +191,7 @@ var others = map[string][]string{
 
 	"cli":                 {"cli/…", "protos/…", "shared/…", "images", "controlplane/kv/snapfile"},
 	"docs/docstest":       {},
+	"docs/api":            {},
 	"images":              {},
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},

@@ -14,6 +14,7 @@ import (
 
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
@@ -35,13 +36,13 @@ func (w *world) rest() *rest.Server {
 
 // TestREST runs scripts against the REST API of docs/api.md.
 //
-// `get|post|patch|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [let=NAME]` makes a call with the lines below it as the
+// `get|post|patch|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [strict=true] [let=NAME]` makes a call with the lines below it as the
 // body, and prints the status and the response. let stores the ID in the response: $NAME in later commands is replaced
 // by it, and the output shows $NAME.
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		s := &script{world: newWorld(t), ids: map[string]string{}}
-		handler := s.rest()
+		handler := openapitest.Handler(t, s.rest())
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			arg := func(key, standard string) string {
 				value := standard
@@ -57,6 +58,7 @@ func TestREST(t *testing.T) {
 			if as := arg("as", "ada"); as != "nobody" {
 				q.Header.Set("Authorization", "Bearer "+as)
 			}
+			q.Header.Set(rest.StrictHeader, arg("strict", "false"))
 			if key := arg("key", ""); key != "" {
 				q.Header.Set("Idempotency-Key", key)
 			}
@@ -100,7 +102,7 @@ func TestJSONRoundTrip(t *testing.T) {
 		var body map[string]any
 		require.NoError(t, json.Unmarshal(text, &body))
 		out := in.New()
-		require.NoError(t, protorest.Decode(out, "", body), "%s", text)
+		require.NoError(t, protorest.Decode(out, "", body, true), "%s", text)
 		require.Equal(t, fmt.Sprint(in.Interface()), fmt.Sprint(out.Interface()))
 	}
 }

@@ -52,7 +52,8 @@ type Answer struct {
 }
 
 // Do sends a request to a port of the member and decodes the response, whatever its status. A body that is a string is
-// sent unchanged; any other body is marshaled to JSON. header lists names and values alternately.
+// sent unchanged; any other body is marshaled to JSON. The request is strict, so that a misspelled field is an error.
+// header lists names and values alternately.
 func (c *REST) Do(ctx context.Context, port int, method, path string, body any, header ...string) (*Answer, error) {
 	var content io.Reader
 	switch b := body.(type) {
@@ -77,6 +78,7 @@ func (c *REST) Do(ctx context.Context, port int, method, path string, body any, 
 	if content != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
+	r.Header.Set("Trivet-Strict", "true")
 	if c.Token != "" {
 		r.Header.Set("Authorization", "Bearer "+c.Token)
 	}

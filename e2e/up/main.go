@@ -356,7 +356,7 @@ Your cloud runs; this took %.0f s.
 
 Try:
 
-%[6]s  curl -s -H "Authorization: Bearer $(cat %[3]s)" http://127.0.0.1:8084/api/v1/vms
+%[6]s  curl -s -H 'Trivet-Strict: true' -H "Authorization: Bearer $(cat %[3]s)" http://127.0.0.1:8084/api/v1/vms
   bin/trivet --token-file %[3]s vm log -f %[4]s
   kill -9 $(cut -d' ' -f1 %[5]s); bin/trivet --token-file %[3]s --endpoint 127.0.0.2,127.0.0.3 vm list
 `, time.Since(c.began).Seconds(), relative(c.dir.Path("log")), token, vm.Name, relative(c.dir.Path("pid", "controlplane-1")), page)

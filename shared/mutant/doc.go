@@ -143,6 +143,7 @@ const (
 	AnyAudience       = "any-audience"        // a token for another audience is accepted: controlplane
 	GrantUnasked      = "grant-unasked"       // a role given by another org is effective before the user accepts it: controlplane/accounts/identity
 	IgnoreRevocation  = "ignore-revocation"   // a revoked token is accepted: controlplane
+	IgnoreStrict      = "ignore-strict"       // strict requests are handled like others: controlplane/edge/rest
 	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
 	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm
 	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm, controlplane/compute/volume

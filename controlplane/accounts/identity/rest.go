@@ -30,15 +30,23 @@ func (s *Service) Routes(r *rest.Server, open bool) {
 			return h(w, r)
 		}
 	}
-	r.HandleOpen(http.MethodPost, "/api/v1/auth/token", reason, s.postToken)
-	r.HandleOpen(http.MethodPost, "/api/v1/auth/verify", reason, s.postVerify)
-	r.HandleOpen(http.MethodPost, "/api/v1/users", reason, near(s.postUser))
-	r.HandleOpen(http.MethodGet, "/api/v1/users", reason, near(s.getUsers))
-	r.HandleOpen(http.MethodPost, "/api/v1/projects", reason, near(s.postProject))
-	r.HandleOpen(http.MethodGet, "/api/v1/projects", reason, near(s.getProjects))
+	r.HandleOpen(http.MethodPost, "/api/v1/auth/token", reason, s.postToken, rest.Takes(tokenBody{}), rest.Returns(http.StatusOK, tokenAnswer{}),
+		rest.Summary("Issues a token. With a wrong password or none, the token is unauthenticated, and no call accepts it."))
+	r.HandleOpen(http.MethodPost, "/api/v1/auth/verify", reason, s.postVerify, rest.Takes(verifyBody{}), rest.Returns(http.StatusOK, verifyAnswer{}),
+		rest.Summary("Returns the holder of a token and the names of the holder's roles. A token that is not valid is 200 with valid false."))
+	r.HandleOpen(http.MethodPost, "/api/v1/users", reason, near(s.postUser), rest.Takes(nameBody{}), rest.Returns(http.StatusCreated, userBody{}),
+		rest.Summary("Registers a name without a credential or a role. Only for callers on loopback, unless rest.open has identity."))
+	r.HandleOpen(http.MethodGet, "/api/v1/users", reason, near(s.getUsers), rest.Query("page_token"), rest.Returns(http.StatusOK, usersAnswer{}),
+		rest.Summary("Lists users by ID, 100 at a time. Only for callers on loopback, unless rest.open has identity."))
+	r.HandleOpen(http.MethodPost, "/api/v1/projects", reason, near(s.postProject), rest.Takes(nameBody{}), rest.Returns(http.StatusNotImplemented, projectBody{}),
+		rest.Summary("Creates nothing, and returns 501: see POST /api/v1/identity/projects."))
+	r.HandleOpen(http.MethodGet, "/api/v1/projects", reason, near(s.getProjects), rest.Returns(http.StatusOK, projectsAnswer{}),
+		rest.Summary("Returns a list with one fixed project: see GET /api/v1/identity/projects."))
 	const public = "public keys that verify the tokens of this cloud"
-	r.HandleBare(http.MethodGet, "/.well-known/openid-configuration", public, s.getDiscovery)
-	r.HandleBare(http.MethodGet, "/.well-known/jwks.json", public, s.getKeys)
+	r.HandleBare(http.MethodGet, "/.well-known/openid-configuration", public, s.getDiscovery, rest.ReturnsBare("application/json", map[string]any{}),
+		rest.Summary("Returns the metadata of OpenID Connect Discovery 1.0."))
+	r.HandleBare(http.MethodGet, "/.well-known/jwks.json", public, s.getKeys, rest.ReturnsBare("application/json", map[string]any{}),
+		rest.Summary("Returns the public keys of tokens as a JWK set (RFC 7517)."))
 }
 
 type tokenBody struct {
@@ -114,17 +122,19 @@ func (o legacyRequest) mergeInto(q tokenRequest) (tokenRequest, error) {
 	return q, cloud.CheckCallerID("username", string(q.User))
 }
 
+type verifyBody struct {
+	Token *string `json:"token" api:"required"`
+}
+
 type verifyAnswer struct {
 	Valid         bool     `json:"valid"`
 	PrincipalID   *string  `json:"principal_id"`
 	PrincipalName *string  `json:"principal_name"`
-	Roles         []string `json:"roles"`
+	Roles         []string `json:"roles" api:"null"`
 }
 
 func (s *Service) postVerify(_ *rest.Response, r *http.Request) (any, error) {
-	var in struct {
-		Token *string `json:"token"`
-	}
+	var in verifyBody
 	if _, err := rest.Decode(r, &in); err != nil {
 		return nil, err
 	}
@@ -152,6 +162,17 @@ func (s *Service) postVerify(_ *rest.Response, r *http.Request) (any, error) {
 	return answer, nil
 }
 
+// nameBody is the JSON body that creates a user or a project.
+type nameBody struct {
+	ID   *string `json:"id" api:"required"`
+	Name *string `json:"name" api:"required"`
+}
+
+type usersAnswer struct {
+	Users []userBody `json:"users"`
+	Next  string     `json:"next_page_token,omitempty"`
+}
+
 type userBody struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
@@ -164,10 +185,7 @@ func onREST(u *principal.User) userBody {
 
 // postUser registers a name, which gives no access until the user gets a credential.
 func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
-	var in struct {
-		ID   *string `json:"id"`
-		Name *string `json:"name"`
-	}
+	var in nameBody
 	if _, err := rest.Decode(r, &in); err != nil {
 		return nil, err
 	}
@@ -219,10 +237,7 @@ func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, withErrorCode(w, "USER_LIST_FAILED", err)
 	}
-	answer := struct {
-		Users []userBody `json:"users"`
-		Next  string     `json:"next_page_token,omitempty"`
-	}{Users: []userBody{}, Next: next}
+	answer := usersAnswer{Users: []userBody{}, Next: next}
 	for _, u := range list {
 		answer.Users = append(answer.Users, onREST(u))
 	}
@@ -234,18 +249,19 @@ type projectBody struct {
 	Name string `json:"name"`
 }
 
+type projectsAnswer struct {
+	Projects []projectBody `json:"projects"`
+}
+
 // getProjects returns a list with only the default project, as the wire contract requires. The list of the projects in
 // which a caller has a role is available over gRPC.
 func (s *Service) getProjects(*rest.Response, *http.Request) (any, error) {
-	return map[string][]projectBody{"projects": {{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
+	return projectsAnswer{[]projectBody{{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
 }
 
 // postProject responds 501 Not Implemented, as part 4.6 of the wire contract requires.
 func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
-	var in struct {
-		ID   *string `json:"id"`
-		Name *string `json:"name"`
-	}
+	var in nameBody
 	if _, err := rest.Decode(r, &in); err != nil {
 		return nil, err
 	}

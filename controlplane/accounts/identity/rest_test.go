@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -33,6 +34,7 @@ func TestREST(t *testing.T) {
 		Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry()),
 	})
 	w.first.Routes(r, false)
+	handler := openapitest.Handler(t, r)
 	var kept string
 	datadriven.RunTest(t, "testdata/rest", func(t *testing.T, d *datadriven.TestData) string {
 		if d.Cmd == "wait" {
@@ -50,7 +52,7 @@ func TestREST(t *testing.T) {
 			d.ScanArgs(t, "from", &q.RemoteAddr)
 		}
 		a := httptest.NewRecorder()
-		r.ServeHTTP(a, q)
+		handler.ServeHTTP(a, q)
 		var out map[string]any
 		require.NoError(t, json.Unmarshal(a.Body.Bytes(), &out))
 		if d.HasArg("bare") {

@@ -14,6 +14,8 @@ import (
 	"github.com/coder/websocket"
 	"golang.org/x/sync/errgroup"
 
+	consolev1 "github.com/trivet-cloud/trivet/protos/console/v1"
+
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
@@ -38,11 +40,12 @@ const (
 
 // Routes registers the REST API of consoles (docs/api.md).
 func (s *Service) Routes(r *rest.Server) {
-	api := &server{s: s}
-	protorest.Handle(r, protorest.Route{
-		Method: http.MethodPost, Path: "/api/v1/vms/{vm_id}/console", RPC: service + "CreateConsoleTicket", Creates: true,
-	}, api.CreateConsoleTicket)
-	r.HandleBare(http.MethodGet, socketPath, "opens a console for the holder of a ticket", s.getSocket)
+	protorest.Serve(r, &consolev1.ConsoleService_ServiceDesc, &server{s: s}, []protorest.Row{
+		{Method: http.MethodPost, Path: "/api/v1/vms/{vm_id}/console", RPC: "CreateConsoleTicket", Creates: true},
+	})
+	r.HandleBare(http.MethodGet, socketPath, "opens a console for the holder of a ticket", s.getSocket,
+		rest.Summary("Opens a console as a websocket with binary messages, for the holder of a ticket."),
+		rest.QueryOf("ticket", nil, "The ticket that the creation of a console has returned."), rest.ReturnsSocket())
 }
 
 // getSocket uses the ticket in the query, and opens its console over a websocket with binary messages. Errors before the

@@ -20,16 +20,28 @@ import (
 
 // Routes registers the image endpoints of the REST API (docs/api.md).
 func (s *Service) Routes(r *rest.Server) {
-	r.Handle(http.MethodGet, "/api/v1/images", service+"ListImages", s.getImages)
-	r.Handle(http.MethodPost, "/api/v1/images", service+"CreateImage", s.postImage)
-	r.Handle(http.MethodPost, "/api/v1/images/uploads", service+"BeginImageUpload", s.postUpload)
-	r.Handle(http.MethodPost, "/api/v1/images/uploads/{session}/complete", service+"CompleteImageUpload", s.completeUpload)
-	r.Handle(http.MethodDelete, "/api/v1/images/uploads/{session}", service+"AbortImageUpload", s.deleteUpload)
-	r.Handle(http.MethodGet, "/api/v1/images/{id}/parts", dataService+"ListUploadedParts", s.getParts)
-	r.HandleBody(http.MethodPut, "/api/v1/images/{id}/parts/{n}", service+"UploadImagePart", maxPartBytes, s.putPart)
-	r.Handle(http.MethodGet, "/api/v1/images/{id}", service+"GetImage", s.getImage)
-	r.Handle(http.MethodPatch, "/api/v1/images/{id}", service+"UpdateImage", s.patchImage)
-	r.Handle(http.MethodDelete, "/api/v1/images/{id}", service+"DeleteImage", s.deleteImage)
+	const all, one, uploads = "/api/v1/images", "/api/v1/images/{id}", "/api/v1/images/uploads"
+	var (
+		org     = rest.QueryOf("org_id", nil, "The org of the image. Empty: the org of the call.")
+		data    = protorest.Output{Message: (&vmv1.Image{}).ProtoReflect().Descriptor()}
+		image   = rest.Returns(http.StatusOK, data)
+		created = rest.Returns(http.StatusCreated, data)
+		deleted = rest.Returns(http.StatusOK, rest.Deleted{})
+	)
+	r.Handle(http.MethodGet, all, service+"ListImages", s.getImages, org, rest.Query("page_token"), rest.QueryOf("include_public", false, "List public images of other orgs too."),
+		rest.Returns(http.StatusOK, protorest.Output{Message: (&vmv1.ListImagesResponse{}).ProtoReflect().Descriptor()}))
+	r.Handle(http.MethodPost, all, service+"CreateImage", s.postImage, rest.Takes(describeBody{}), created)
+	r.Handle(http.MethodPost, uploads, service+"BeginImageUpload", s.postUpload, rest.Takes(describeBody{}),
+		rest.Returns(http.StatusCreated, protorest.Output{Message: (&vmv1.BeginImageUploadResponse{}).ProtoReflect().Descriptor()}))
+	r.Handle(http.MethodPost, uploads+"/{session}/complete", service+"CompleteImageUpload", s.completeUpload, org, image)
+	r.Handle(http.MethodDelete, uploads+"/{session}", service+"AbortImageUpload", s.deleteUpload, org, deleted)
+	r.Handle(http.MethodGet, one+"/parts", dataService+"ListUploadedParts", s.getParts, org, rest.QueryOf("after", uint32(0), "List the parts after this one."),
+		rest.Returns(http.StatusOK, partsResponse{}))
+	r.HandleBody(http.MethodPut, one+"/parts/{n}", service+"UploadImagePart", maxPartBytes, s.putPart, org, rest.TakesBinary("application/octet-stream"),
+		rest.Returns(http.StatusOK, storedPartResponse{}))
+	r.Handle(http.MethodGet, one, service+"GetImage", s.getImage, org, image)
+	r.Handle(http.MethodPatch, one, service+"UpdateImage", s.patchImage, rest.Takes(updateBody{}), image)
+	r.Handle(http.MethodDelete, one, service+"DeleteImage", s.deleteImage, org, deleted)
 }
 
 // toREST returns an image as a JSON object: the encoding of vmcontroller.v1.Image by package protorest.
@@ -39,7 +51,7 @@ func toREST(i *cloud.Image, org cloud.OrgID) map[string]any {
 
 // describeBody is the JSON body that describes a new image.
 type describeBody struct {
-	Name         *string           `json:"name"`
+	Name         *string           `json:"name" api:"required"`
 	OrgID        string            `json:"org_id"`
 	Visibility   string            `json:"visibility"`
 	Format       string            `json:"format"`
@@ -189,16 +201,19 @@ func (s *Service) getImage(_ *rest.Response, r *http.Request) (any, error) {
 	return toREST(i, org), nil
 }
 
+// updateBody is the JSON body of a change of an image.
+type updateBody struct {
+	OrgID      string            `json:"org_id"`
+	Name       string            `json:"name"`
+	Visibility string            `json:"visibility"`
+	Metadata   map[string]string `json:"metadata"`
+}
+
 func (s *Service) patchImage(_ *rest.Response, r *http.Request) (any, error) {
 	if _, err := admit(r.Context(), "UpdateImage", ""); err != nil && !auth.Undecided(err) {
 		return nil, err
 	}
-	var in struct {
-		OrgID      string            `json:"org_id"`
-		Name       string            `json:"name"`
-		Visibility string            `json:"visibility"`
-		Metadata   map[string]string `json:"metadata"`
-	}
+	var in updateBody
 	if _, err := rest.Decode(r, &in); err != nil {
 		return nil, err
 	}
@@ -229,7 +244,7 @@ func (s *Service) deleteImage(_ *rest.Response, r *http.Request) (any, error) {
 	if err := s.Delete(r.Context(), org, idOf(r), pathHash(r)); err != nil {
 		return nil, err
 	}
-	return map[string]any{"id": idOf(r), "deleted": true}, nil
+	return rest.Deleted{ID: string(idOf(r)), Deleted: true}, nil
 }
 
 // numberOf returns a decimal number from a path or a query. It returns 0 for an empty text.

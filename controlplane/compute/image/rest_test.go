@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -65,7 +66,7 @@ func TestREST(t *testing.T) {
 		s := w.member(1)
 		w.run(s)
 		w.write("disk.raw", []byte("the bytes of an image"))
-		handler := w.rest(s)
+		handler := openapitest.Handler(t, w.rest(s))
 		ids := map[string]string{"/import": w.imports}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			expand := func(text string) string {

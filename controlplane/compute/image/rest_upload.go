@@ -61,6 +61,17 @@ type partResponse struct {
 	SHA256 string `json:"sha256"`
 }
 
+type partsResponse struct {
+	Session string         `json:"upload_session_id"`
+	Parts   []partResponse `json:"parts"`
+	More    bool           `json:"more"`
+}
+
+type storedPartResponse struct {
+	Number    uint32 `json:"part_number"`
+	Committed uint64 `json:"committed_size_bytes"`
+}
+
 func (s *Service) getParts(_ *rest.Response, r *http.Request) (any, error) {
 	u, err := s.admitImage(r, dataService+"ListUploadedParts")
 	if err != nil {
@@ -74,11 +85,7 @@ func (s *Service) getParts(_ *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := struct {
-		Session string         `json:"upload_session_id"`
-		Parts   []partResponse `json:"parts"`
-		More    bool           `json:"more"`
-	}{u.Session, []partResponse{}, more}
+	out := partsResponse{u.Session, []partResponse{}, more}
 	for _, p := range list {
 		out.Parts = append(out.Parts, partResponse{p.Number, p.Size, p.SHA256})
 	}
@@ -113,7 +120,7 @@ func (s *Service) putPart(_ *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"part_number": n, "committed_size_bytes": size}, nil
+	return storedPartResponse{n, size}, nil
 }
 
 func (s *Service) completeUpload(_ *rest.Response, r *http.Request) (any, error) {
@@ -137,5 +144,5 @@ func (s *Service) deleteUpload(_ *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"id": image, "deleted": true}, nil
+	return rest.Deleted{ID: string(image), Deleted: true}, nil
 }

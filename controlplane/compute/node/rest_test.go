@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -48,7 +49,7 @@ func TestREST(t *testing.T) {
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Authorization", "Bearer "+token)
 		r := httptest.NewRecorder()
-		server.ServeHTTP(r, q)
+		openapitest.Handler(t, server).ServeHTTP(r, q)
 		require.Equal(t, status, r.Code, r.Body.String())
 		var out struct{ Data map[string]any }
 		require.NoError(t, json.Unmarshal(r.Body.Bytes(), &out), r.Body.String())

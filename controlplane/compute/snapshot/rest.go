@@ -20,16 +20,19 @@ func (s *Service) Routes(r *rest.Server) {
 		ofVolume = "/api/v1/volumes/{volume_id}/snapshots"
 		ofVM     = "/api/v1/vms/{vm_id}/snapshots"
 	)
-	r.Handle(http.MethodGet, all, service+"ListSnapshots", api.getSnapshots)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: all, RPC: service + "CreateSnapshot", Creates: true}, api.CreateSnapshot)
-	protorest.Handle(r, protorest.Route{Method: http.MethodGet, Path: one, RPC: service + "GetSnapshot"}, api.GetSnapshot)
-	protorest.Handle(r, protorest.Route{Method: http.MethodDelete, Path: one, RPC: service + "DeleteSnapshot"}, api.DeleteSnapshot)
-	protorest.Handle(r, protorest.Route{
-		Method: http.MethodPost, Path: one + "/volumes", RPC: service + "CreateVolumeFromSnapshot", Creates: true,
-	}, api.CreateVolumeFromSnapshot)
-	protorest.Handle(r, protorest.Route{Method: http.MethodGet, Path: ofVolume, RPC: service + "ListSnapshots"}, api.ListSnapshots)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: ofVolume, RPC: service + "CreateSnapshot", Creates: true}, api.CreateSnapshot)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: ofVM, RPC: service + "CreateVmSnapshots", Creates: true}, api.CreateVmSnapshots)
+	list := protorest.Row{Method: http.MethodGet, Path: all, RPC: "ListSnapshots"}
+	r.Handle(list.Method, list.Path, service+"ListSnapshots", api.getSnapshots, protorest.Description(&storagev1.SnapshotService_ServiceDesc, list),
+		rest.QueryOf("name", nil, "Only snapshots with this name."),
+		rest.QueryOf("status", nil, "Only snapshots with this status, such as available."))
+	protorest.Serve(r, &storagev1.SnapshotService_ServiceDesc, api, []protorest.Row{
+		{Method: http.MethodPost, Path: all, RPC: "CreateSnapshot", Creates: true},
+		{Method: http.MethodGet, Path: one, RPC: "GetSnapshot"},
+		{Method: http.MethodDelete, Path: one, RPC: "DeleteSnapshot"},
+		{Method: http.MethodPost, Path: one + "/volumes", RPC: "CreateVolumeFromSnapshot", Creates: true},
+		{Method: http.MethodGet, Path: ofVolume, RPC: "ListSnapshots"},
+		{Method: http.MethodPost, Path: ofVolume, RPC: "CreateSnapshot", Creates: true},
+		{Method: http.MethodPost, Path: ofVM, RPC: "CreateVmSnapshots", Creates: true},
+	})
 }
 
 // getSnapshots implements ListSnapshots. The query can have the fields of ListSnapshotsRequest, and also the fields

@@ -16,21 +16,29 @@ import (
 
 // Routes registers the VM endpoints of the REST API (docs/api.md).
 func (s *Service) Routes(r *rest.Server) {
-	r.Handle(http.MethodGet, "/api/v1/vms", service+"ListVms", s.getVMs)
-	r.Handle(http.MethodPost, "/api/v1/vms", service+"CreateVm", s.postVM)
-	r.Handle(http.MethodGet, "/api/v1/vms/{id}", service+"GetVm", s.getVM)
-	r.Handle(http.MethodPatch, "/api/v1/vms/{id}", service+"UpdateVm", s.patchVM)
-	r.Handle(http.MethodDelete, "/api/v1/vms/{id}", service+"DeleteVm", s.deleteVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/start", service+"StartVm", s.startVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/stop", service+"StopVm", s.stopVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/reboot", service+"RebootVm", s.rebootVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/reset", service+"ResetVm", s.resetVM)
-	r.HandleEvents("/api/v1/vms/{id}/events", service+"WatchVm", s.watchVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", service+"MigrateVm", s.migrateVM)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/disks", service+"AttachDisk", s.postDisk)
-	r.Handle(http.MethodDelete, "/api/v1/vms/{id}/disks/{disk}", service+"DetachDisk", s.deleteDisk)
-	r.Handle(http.MethodPost, "/api/v1/vms/{id}/nics", service+"AttachNic", s.postNIC)
-	r.Handle(http.MethodDelete, "/api/v1/vms/{id}/nics/{nic}", service+"DetachNic", s.deleteNIC)
+	const all, one = "/api/v1/vms", "/api/v1/vms/{id}"
+	var (
+		vm      = rest.Returns(http.StatusOK, vmResponse{})
+		created = rest.Returns(http.StatusCreated, vmResponse{})
+		action  = rest.Returns(http.StatusOK, actionResponse{})
+		deleted = rest.Returns(http.StatusOK, rest.Deleted{})
+	)
+	r.Handle(http.MethodGet, all, service+"ListVms", s.getVMs, rest.Returns(http.StatusOK, listResponse{}), rest.Query("page_token"),
+		rest.QueryOf("filter", nil, "Only VMs that match this filter, as in ListVms."))
+	r.Handle(http.MethodPost, all, service+"CreateVm", s.postVM, rest.Takes(createBody{}), created)
+	r.Handle(http.MethodGet, one, service+"GetVm", s.getVM, vm)
+	r.Handle(http.MethodPatch, one, service+"UpdateVm", s.patchVM, rest.Takes(updateBody{}), vm)
+	r.Handle(http.MethodDelete, one, service+"DeleteVm", s.deleteVM, deleted)
+	r.Handle(http.MethodPost, one+"/start", service+"StartVm", s.startVM, action)
+	r.Handle(http.MethodPost, one+"/stop", service+"StopVm", s.stopVM, action)
+	r.Handle(http.MethodPost, one+"/reboot", service+"RebootVm", s.rebootVM, action)
+	r.Handle(http.MethodPost, one+"/reset", service+"ResetVm", s.resetVM, action)
+	r.HandleEvents(one+"/events", service+"WatchVm", s.watchVM, rest.Returns(http.StatusOK, eventResponse{}))
+	r.Handle(http.MethodPost, one+"/migrate", service+"MigrateVm", s.migrateVM, rest.Takes(migrateBody{}), vm)
+	r.Handle(http.MethodPost, one+"/disks", service+"AttachDisk", s.postDisk, rest.Takes(diskBody{}), created)
+	r.Handle(http.MethodDelete, one+"/disks/{disk}", service+"DetachDisk", s.deleteDisk, deleted)
+	r.Handle(http.MethodPost, one+"/nics", service+"AttachNic", s.postNIC, rest.Takes(nicBody{}), created)
+	r.Handle(http.MethodDelete, one+"/nics/{nic}", service+"DetachNic", s.deleteNIC, deleted)
 	s.guestRoutes(r)
 }
 
@@ -60,6 +68,18 @@ type nicResponse struct {
 	DHCPEnabled    bool     `json:"dhcp_enabled"`
 	Model          string   `json:"model"`
 	SecurityGroups []string `json:"security_groups"`
+}
+
+// listResponse is the response to a list of VMs.
+type listResponse struct {
+	VMs  []vmResponse `json:"vms"`
+	Next string       `json:"next_page_token,omitempty"`
+}
+
+// actionResponse is the response to an action on a VM: started, stopped, rebooted or reset.
+type actionResponse struct {
+	ID     cloud.VMID `json:"id"`
+	Action string     `json:"action"`
 }
 
 var (
@@ -105,14 +125,12 @@ func (s *Service) getVMs(_ *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.List(r.Context(), t, cloud.DefaultPage, r.URL.Query().Get("page_token"), "")
+	query := r.URL.Query()
+	list, next, err := s.List(r.Context(), t, cloud.DefaultPage, query.Get("page_token"), query.Get("filter"))
 	if err != nil {
 		return nil, err
 	}
-	out := struct {
-		VMs  []vmResponse `json:"vms"`
-		Next string       `json:"next_page_token,omitempty"`
-	}{VMs: []vmResponse{}, Next: next}
+	out := listResponse{VMs: []vmResponse{}, Next: next}
 	for _, vm := range list {
 		out.VMs = append(out.VMs, toREST(vm))
 	}
@@ -133,7 +151,7 @@ func (s *Service) getVM(_ *rest.Response, r *http.Request) (any, error) {
 
 // createBody is the JSON object CreateVmRequestRest of the wire contract (docs/api.md).
 type createBody struct {
-	Name       *string    `json:"name"`
+	Name       *string    `json:"name" api:"required"`
 	OrgID      string     `json:"org_id"`
 	ProjectID  string     `json:"project_id"`
 	VCPUs      *uint32    `json:"vcpus"`
@@ -144,12 +162,12 @@ type createBody struct {
 }
 
 type diskBody struct {
-	ID     *string `json:"id"`
+	ID     *string `json:"id" api:"required"`
 	Source *struct {
-		Type     string `json:"type"`
+		Type     string `json:"type" api:"required"`
 		ImageID  string `json:"image_id"`
 		VolumeID string `json:"volume_id"`
-	} `json:"source"`
+	} `json:"source" api:"required"`
 	SizeGiB   *uint64 `json:"size_gib"`
 	Bus       string  `json:"bus"`
 	Cache     string  `json:"cache"`
@@ -330,7 +348,7 @@ func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	replayed(w, again)
-	return map[string]any{"id": id, "deleted": true}, nil
+	return rest.Deleted{ID: string(id), Deleted: true}, nil
 }
 
 // restHash returns the SHA-256 of the method, the path and the body of a call. It is stored with the idempotency key as
@@ -344,7 +362,7 @@ func restHash(r *http.Request, body []byte) [32]byte {
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
 type migrateBody struct {
-	Destination    *string `json:"destination_node_id"`
+	Destination    *string `json:"destination_node_id" api:"required"`
 	TimeoutSeconds uint32  `json:"timeout_seconds"`
 	Wait           bool    `json:"wait"`
 }

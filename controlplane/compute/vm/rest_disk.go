@@ -52,5 +52,5 @@ func (s *Service) deleteDisk(w *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.DeadlineExceeded, "still detaching the disk: repeat the call").MayRetry()
 	}
 	replayed(w, out.Replayed)
-	return map[string]any{"id": disk, "deleted": true}, nil
+	return rest.Deleted{ID: disk, Deleted: true}, nil
 }

@@ -3,20 +3,17 @@ package vm
 import (
 	"net/http"
 
-	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
+
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
 
-// guestRoutes registers the endpoints of GuestService.
 func (s *Service) guestRoutes(r *rest.Server) {
-	api := &guestServer{s: s}
-	route := func(path string, method auth.Method) protorest.Route {
-		return protorest.Route{
-			Method: http.MethodPost, Path: "/api/v1/vms/{vm_id}/guest/" + path, RPC: guestService + method,
-		}
-	}
-	protorest.Handle(r, route("password", "SetGuestPassword"), api.SetGuestPassword)
-	protorest.Handle(r, route("ssh-keys", "AddGuestSshKeys"), api.AddGuestSshKeys)
-	protorest.Handle(r, route("exec", "RunGuestCommand"), api.RunGuestCommand)
+	const guest = "/api/v1/vms/{vm_id}/guest"
+	protorest.Serve(r, &guestv1.GuestService_ServiceDesc, &guestServer{s: s}, []protorest.Row{
+		{Method: http.MethodPost, Path: guest + "/password", RPC: "SetGuestPassword"},
+		{Method: http.MethodPost, Path: guest + "/ssh-keys", RPC: "AddGuestSshKeys"},
+		{Method: http.MethodPost, Path: guest + "/exec", RPC: "RunGuestCommand"},
+	})
 }

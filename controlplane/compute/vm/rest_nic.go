@@ -51,5 +51,5 @@ func (s *Service) deleteNIC(w *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.DeadlineExceeded, "still detaching the NIC: repeat the call").MayRetry()
 	}
 	replayed(w, out.Replayed)
-	return map[string]any{"id": nic, "deleted": true}, nil
+	return rest.Deleted{ID: nic, Deleted: true}, nil
 }

@@ -20,7 +20,7 @@ func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	replayed(w, out.Replayed)
-	return map[string]any{"id": id, "action": "started"}, nil
+	return actionResponse{id, "started"}, nil
 }
 
 func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
@@ -36,7 +36,7 @@ func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.DeadlineExceeded, "still stopping: the stop goes on; repeat the call to wait for it").MayRetry()
 	}
 	replayed(w, out.Replayed)
-	return map[string]any{"id": id, "action": "stopped"}, nil
+	return actionResponse{id, "stopped"}, nil
 }
 
 func (s *Service) rebootVM(w *rest.Response, r *http.Request) (any, error) {
@@ -52,7 +52,7 @@ func (s *Service) rebootVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.DeadlineExceeded, "still rebooting: read the VM to see the result").MayRetry()
 	}
 	replayed(w, out.Replayed)
-	return map[string]any{"id": id, "action": "rebooted"}, nil
+	return actionResponse{id, "rebooted"}, nil
 }
 
 func (s *Service) resetVM(w *rest.Response, r *http.Request) (any, error) {
@@ -68,5 +68,5 @@ func (s *Service) resetVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.DeadlineExceeded, "still resetting: read the VM to see the result").MayRetry()
 	}
 	replayed(w, out.Replayed)
-	return map[string]any{"id": id, "action": "reset"}, nil
+	return actionResponse{id, "reset"}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -52,7 +53,7 @@ var macs = regexp.MustCompile(`02(:[0-9a-f]{2}){5}`)
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
-		handler := w.rest()
+		handler := openapitest.Handler(t, w.rest())
 		ids := map[string]string{"image": string(w.image(1, 3<<30)), "nowhere": "00000000-0000-7000-8000-0000000000ff"}
 		var names []string
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -158,7 +159,7 @@ func FuzzCreateBody(f *testing.F) {
 	w := newWorld(f)
 	w.AddHost("h1", plenty())
 	w.image(1, 1<<30)
-	handler := w.rest()
+	handler := openapitest.Handler(w.t, w.rest())
 	for _, body := range []string{
 		`{"name":"web"}`, `{"name":"web","vcpus":0}`, `{"name":"a","disks":[{"id":"a","source":{"type":"blank"},"size_gib":1}]}`,
 		`{"name":"a","disks":[{"id":"a","source":{"type":"image","image_id":"00000000-0000-7000-8000-000000000001"}}]}`,

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
@@ -13,16 +14,25 @@ import (
 
 // Routes registers the REST API of volumes (docs/api.md). Each route has the fields and the authorization of one RPC.
 func (s *Service) Routes(r *rest.Server) {
-	api, storage := &server{s: s}, &storageServer{s: s}
+	api := &server{s: s}
 	const all, one = "/api/v1/volumes", "/api/v1/volumes/{volume_id}"
-	r.Handle(http.MethodGet, all, service+"ListVolumes", api.getVolumes)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: all, RPC: service + "CreateVolume", Creates: true}, api.CreateVolume)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: all + "/register", RPC: service + "RegisterExternalVolume", Creates: true}, api.RegisterExternalVolume)
-	protorest.Handle(r, protorest.Route{Method: http.MethodGet, Path: one, RPC: service + "GetVolume"}, api.GetVolume)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPatch, Path: one, RPC: storageService + "UpdateVolume"}, storage.UpdateVolume)
-	protorest.Handle(r, protorest.Route{Method: http.MethodDelete, Path: one, RPC: service + "DeleteVolume"}, api.DeleteVolume)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: one + "/resize", RPC: service + "ResizeVolume"}, api.ResizeVolume)
-	protorest.Handle(r, protorest.Route{Method: http.MethodPost, Path: one + "/flatten", RPC: storageService + "FlattenVolume"}, storage.FlattenVolume)
+	list := protorest.Row{Method: http.MethodGet, Path: all, RPC: "ListVolumes"}
+	r.Handle(list.Method, list.Path, service+"ListVolumes", api.getVolumes, protorest.Description(&vmv1.VolumeService_ServiceDesc, list),
+		rest.QueryOf("name", nil, "Only volumes with this name."),
+		rest.QueryOf("status", nil, "Only volumes with this status, such as in_use."),
+		rest.QueryOf("storage_class", nil, "Only volumes of this storage class."),
+		rest.QueryOf("attached_to_vm", nil, "Only volumes that are attached to this VM."))
+	protorest.Serve(r, &vmv1.VolumeService_ServiceDesc, api, []protorest.Row{
+		{Method: http.MethodPost, Path: all, RPC: "CreateVolume", Creates: true},
+		{Method: http.MethodPost, Path: all + "/register", RPC: "RegisterExternalVolume", Creates: true},
+		{Method: http.MethodGet, Path: one, RPC: "GetVolume"},
+		{Method: http.MethodDelete, Path: one, RPC: "DeleteVolume"},
+		{Method: http.MethodPost, Path: one + "/resize", RPC: "ResizeVolume"},
+	})
+	protorest.Serve(r, &storagev1.VolumeService_ServiceDesc, &storageServer{s: s}, []protorest.Row{
+		{Method: http.MethodPatch, Path: one, RPC: "UpdateVolume"},
+		{Method: http.MethodPost, Path: one + "/flatten", RPC: "FlattenVolume"},
+	})
 }
 
 // getVolumes lists volumes. In addition to the fields of ListVolumes, the query may have a filter.

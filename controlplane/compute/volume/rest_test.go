@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -40,12 +41,14 @@ func TestREST(t *testing.T) {
 	})
 	w.volumes.Routes(server)
 	w.classes.Routes(server)
+	handler := openapitest.Handler(t, server)
 	call := func(token, method, path, body string) (int, map[string]any) {
 		q := httptest.NewRequest(method, "http://127.0.0.1:8084"+path, strings.NewReader(body))
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Authorization", "Bearer "+token)
 		r := httptest.NewRecorder()
-		server.ServeHTTP(r, q)
+		q.Header.Set(rest.StrictHeader, "true")
+		handler.ServeHTTP(r, q)
 		var out struct {
 			Data, Error map[string]any
 		}

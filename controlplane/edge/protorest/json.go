@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -50,7 +51,7 @@ func encodeValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	case protoreflect.EnumKind:
 		return enumText(f.Enum(), v.Enum())
 	case protoreflect.MessageKind:
-		if only := collectionField(f.Message()); only != nil {
+		if only := CollectionField(f.Message()); only != nil {
 			return encodeField(only, v.Message().Get(only))
 		}
 		return Encode(v.Message())
@@ -58,9 +59,9 @@ func encodeValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	return v.Interface()
 }
 
-// collectionField returns the field of a message type with a single field that is a list or a map. It returns nil for
+// CollectionField returns the field of a message type with a single field that is a list or a map. It returns nil for
 // other message types.
-func collectionField(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
+func CollectionField(d protoreflect.MessageDescriptor) protoreflect.FieldDescriptor {
 	if d.Fields().Len() == 1 && (d.Fields().Get(0).IsList() || d.Fields().Get(0).IsMap()) {
 		return d.Fields().Get(0)
 	}
@@ -69,24 +70,30 @@ func collectionField(d protoreflect.MessageDescriptor) protoreflect.FieldDescrip
 
 // Decode sets the fields of a message from decoded JSON. The parameter at is the path of the message in its request
 // with a final dot, or empty for the request itself. Decode returns InvalidArgument for a value whose type is not the
-// field's. Unknown fields are refused, because they are most likely misspelled.
-func Decode(m protoreflect.Message, at string, body map[string]any) error {
+// field's. Unknown fields are ignored or, if strict is set, refused with InvalidArgument.
+func Decode(m protoreflect.Message, at string, body map[string]any, strict bool) error {
 	for key, value := range body {
 		f := m.Descriptor().Fields().ByName(protoreflect.Name(key))
-		if f == nil {
-			return fault.Invalid(at+key, "is not a field of this request").With("constraint", "unknown_field")
+		if f == nil && strict {
+			return rest.UnknownField(at + key)
 		}
-		if value == nil {
+		if f == nil || value == nil {
 			continue
 		}
-		if err := decodeField(m, f, at+key, value); err != nil {
+		if err := decodeField(m, f, decoding{at + key, strict}, value); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at string, value any) error {
+// decoding holds the path of the field that is decoded, and whether unknown fields are refused.
+type decoding struct {
+	at     string
+	strict bool
+}
+
+func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at decoding, value any) error {
 	if f.IsMap() {
 		return decodeMap(m.Mutable(f).Map(), f, at, value)
 	}
@@ -99,11 +106,11 @@ func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at stri
 	}
 	all, ok := value.([]any)
 	if !ok {
-		return wrongType(at, "an array")
+		return wrongType(at.at, "an array")
 	}
 	list := m.Mutable(f).List()
 	for i, one := range all {
-		v, err := decodeValue(list.NewElement(), f, at+"["+strconv.Itoa(i)+"]", one)
+		v, err := decodeValue(list.NewElement(), f, decoding{at.at + "[" + strconv.Itoa(i) + "]", at.strict}, one)
 		if err != nil {
 			return err
 		}
@@ -113,13 +120,13 @@ func decodeField(m protoreflect.Message, f protoreflect.FieldDescriptor, at stri
 }
 
 // decodeMap adds the members of a JSON object to a map field. Keys are strings.
-func decodeMap(m protoreflect.Map, f protoreflect.FieldDescriptor, at string, value any) error {
+func decodeMap(m protoreflect.Map, f protoreflect.FieldDescriptor, at decoding, value any) error {
 	all, ok := value.(map[string]any)
 	if !ok {
-		return wrongType(at, "an object")
+		return wrongType(at.at, "an object")
 	}
 	for key, one := range all {
-		v, err := decodeValue(m.NewValue(), f.MapValue(), at+"."+key, one)
+		v, err := decodeValue(m.NewValue(), f.MapValue(), decoding{at.at + "." + key, at.strict}, one)
 		if err != nil {
 			return err
 		}
@@ -131,8 +138,9 @@ func decodeMap(m protoreflect.Map, f protoreflect.FieldDescriptor, at string, va
 // decodeValue converts decoded JSON to a value of the field f. The parameter into is a new value of this field, which
 // decodeValue fills if the field is a message.
 func decodeValue(
-	into protoreflect.Value, f protoreflect.FieldDescriptor, at string, value any,
+	into protoreflect.Value, f protoreflect.FieldDescriptor, from decoding, value any,
 ) (protoreflect.Value, error) {
+	at := from.at
 	switch f.Kind() {
 	case protoreflect.StringKind:
 		if s, ok := value.(string); ok {
@@ -158,14 +166,14 @@ func decodeValue(
 		}
 		return decodeEnum(f.Enum(), at, s)
 	case protoreflect.MessageKind:
-		if only := collectionField(f.Message()); only != nil {
-			return into, decodeField(into.Message(), only, at, value)
+		if only := CollectionField(f.Message()); only != nil {
+			return into, decodeField(into.Message(), only, from, value)
 		}
 		body, ok := value.(map[string]any)
 		if !ok {
 			return into, wrongType(at, "an object")
 		}
-		return into, Decode(into.Message(), at+".", body)
+		return into, Decode(into.Message(), at+".", body, from.strict)
 	}
 	n, ok := value.(float64)
 	if !ok || n != math.Trunc(n) {
@@ -189,43 +197,27 @@ func decodeNumber(f protoreflect.FieldDescriptor, at string, n float64) (v proto
 }
 
 func decodeEnum(e protoreflect.EnumDescriptor, at, text string) (protoreflect.Value, error) {
-	var names []string
 	for i := range e.Values().Len() {
-		v := e.Values().Get(i)
-		if v.Number() == 0 {
-			continue
-		}
-		name := enumText(e, v.Number())
-		if name == text {
+		if v := e.Values().Get(i); v.Number() != 0 && enumText(e, v.Number()) == text {
 			return protoreflect.ValueOfEnum(v.Number()), nil
 		}
-		names = append(names, name)
 	}
 	return protoreflect.Value{}, fault.Invalid(
-		at, "must be %s, got %q", strings.Join(slices.Sorted(slices.Values(names)), " or "), text[:min(len(text), 64)],
+		at, "must be %s, got %q", strings.Join(EnumNames(e, false), " or "), text[:min(len(text), 64)],
 	).
 		With("constraint", "enum")
 }
 
-// decodeQuery sets a field from a query parameter.
-func decodeQuery(m protoreflect.Message, f protoreflect.FieldDescriptor, text string) error {
-	at := string(f.Name())
-	switch f.Kind() {
-	case protoreflect.StringKind:
-		m.Set(f, protoreflect.ValueOfString(text))
-		return nil
-	case protoreflect.Int32Kind, protoreflect.Uint32Kind:
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return wrongType(at, "an integer")
+// EnumNames returns the names of the values of an enum in JSON, sorted. The name of the value 0 is among them if zero is
+// set: responses can have it.
+func EnumNames(e protoreflect.EnumDescriptor, zero bool) (names []string) {
+	for i := range e.Values().Len() {
+		if n := e.Values().Get(i).Number(); n != 0 || zero {
+			names = append(names, enumText(e, n))
 		}
-		v, err := decodeNumber(f, at, float64(n))
-		if err == nil {
-			m.Set(f, v)
-		}
-		return err
 	}
-	return fault.Invalid(at, "cannot be in the query").With("constraint", "unknown_field")
+	slices.Sort(names)
+	return names
 }
 
 func wrongType(at, want string) error {

@@ -25,13 +25,13 @@ func TestMaps(t *testing.T) {
 	require.NoError(t, json.Unmarshal(text, &body))
 	out := &vmv1.CreateVolumeRequest{}
 	delete(body, "metadata")
-	require.NoError(t, Decode(out.ProtoReflect(), "", body))
+	require.NoError(t, Decode(out.ProtoReflect(), "", body, true))
 	require.Equal(t, in.String(), out.String())
 
 	for _, bad := range []string{`{"labels":[]}`, `{"labels":{"a":1}}`, `{"labels":"a=b"}`} {
 		body = nil
 		require.NoError(t, json.Unmarshal([]byte(bad), &body))
-		require.True(t, fault.Is(Decode(out.ProtoReflect(), "", body), fault.InvalidArgument), bad)
+		require.True(t, fault.Is(Decode(out.ProtoReflect(), "", body, true), fault.InvalidArgument), bad)
 	}
 }
 
@@ -44,10 +44,10 @@ func TestBytes(t *testing.T) {
 	var body map[string]any
 	require.NoError(t, json.Unmarshal(text, &body))
 	out := &guestv1.RunGuestCommandRequest{}
-	require.NoError(t, Decode(out.ProtoReflect(), "", body))
+	require.NoError(t, Decode(out.ProtoReflect(), "", body, true))
 	require.Equal(t, in.String(), out.String())
 	for _, bad := range []any{"*", 1.0, true, []any{"AP9h"}} {
-		err := Decode(out.ProtoReflect(), "", map[string]any{"stdin": bad})
+		err := Decode(out.ProtoReflect(), "", map[string]any{"stdin": bad}, true)
 		require.True(t, fault.Is(err, fault.InvalidArgument), "%v", bad)
 		require.ErrorContains(t, err, "stdin")
 	}

@@ -1,71 +1,143 @@
-// Package protorest serves routes of a REST API by the RPCs of a gRPC service. The main function is Handle.
+// Package protorest serves routes of a REST API by the RPCs of a gRPC service. The main function is Serve.
 //
-// A request is the RPC's request as JSON: the body of POST and PATCH, the query of GET and DELETE, and the variables of
-// the path. The response is the RPC's response. The JSON differs from protobuf's own: names are those of the .proto
-// files, enums are in lower case without prefix, 64-bit integers are numbers, bytes are in base64, and a message whose only field is a list
-// or a map is that list or map.
+// A table of rows states, for each route, the RPC that serves it. The route has the RPC's authorization, audit, limits
+// and fields, because Serve calls the same handler that the gRPC server calls.
 //
-// Decision: the RPC authorizes the call, because the tenant may be in the body. Handle only authenticates the caller
+// A request is the RPC's request as JSON: the body of POST, PUT and PATCH, the query of GET and DELETE, and the
+// variables of the path. The response is the RPC's response. The JSON differs from protobuf's own: names are those of
+// the .proto files, enums are in lower case without prefix, 64-bit integers are numbers, bytes are in base64, and a
+// message whose only field is a list or a map is that list or map.
+//
+// Decision: the RPC authorizes the call, because the tenant may be in the body. Serve only authenticates the caller
 // before it reads the body. The package must not know records or services.
 package protorest
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
-	"github.com/gorilla/mux"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Message is a request or response of an RPC: a pointer to the generated struct T.
-type Message[T any] interface {
-	*T
-	proto.Message
-}
-
-// Route is one HTTP method and path that is served by an RPC.
-type Route struct {
-	// Method is the HTTP method. The parts of Path in braces are fields of the RPC's request.
+// Row is one HTTP method and path that is served by an RPC.
+type Row struct {
+	// Method is the HTTP method. The parts of Path in braces are fields of the RPC's request. If the request has no
+	// field of that name, the part is the field "id".
 	Method, Path string
-	// RPC is the full name of the RPC. Its rule in the authorization table applies to the call.
-	RPC auth.Method
+	// RPC is the name of the RPC within its service.
+	RPC string
 	// Body is the name of a field of the RPC's request. The HTTP body has the fields of the message in this field, and
 	// also org_id and project_id. If Body is empty, the HTTP body is the whole request.
 	Body string
+	// Ignored lists parameters of the query that the wire contract names and the RPC does not need.
+	Ignored []string
 	// Creates is true if a success has the status 201 in place of 200.
 	Creates bool
+	// Event is the name of the server-sent events that the response consists of, for an RPC with a stream of messages.
+	Event string
+	// Media is the media type of the response, for an RPC with a stream of messages whose only field is bytes. The
+	// response consists of these bytes.
+	Media string
+	// Codes selects the column of the error table in package fault, if it is not that of the server.
+	Codes *fault.Service
 }
 
-// Handle registers a route that is served by the function call, which implements route.RPC.
-func Handle[I, O any, PI Message[I], PO Message[O]](r *rest.Server, route Route, call func(context.Context, PI) (PO, error)) {
-	r.Handle(route.Method, route.Path, route.RPC, func(w *rest.Response, q *http.Request) (any, error) {
-		in := PI(new(I))
-		if err := route.read(q, in); err != nil {
-			return nil, err
+// method is an RPC of a gRPC service, and the implementation of the service.
+type method struct {
+	name   auth.Method
+	desc   protoreflect.MethodDescriptor
+	impl   any
+	unary  *grpc.MethodDesc
+	stream *grpc.StreamDesc
+}
+
+// Serve registers the routes of a table. The parameter desc describes the gRPC service, and impl implements it. Serve
+// panics if a row names an RPC that the service does not have, or one that it cannot serve.
+func Serve(r *rest.Server, desc *grpc.ServiceDesc, impl any, rows []Row) {
+	for _, row := range rows {
+		m := find(desc, row.RPC)
+		m.impl = impl
+		options := []rest.Option{m.describe(row)}
+		switch {
+		case m.unary != nil && auth.Open[m.name] != "":
+			r.HandleOpen(row.Method, row.Path, auth.Open[m.name], m.handler(row), options...)
+		case m.unary != nil:
+			r.Handle(row.Method, row.Path, m.name, m.handler(row), options...)
+		case row.Event != "":
+			r.HandleEvents(row.Path, m.name, m.sendEvents(row), options...)
+		case row.Media != "":
+			r.HandleDownload(row.Path, m.name, row.Media, m.sendBytes(row), options...)
+		default:
+			panic(fmt.Sprintf("%s is a stream: the row for %s needs Event or Media", m.name, row.Path))
+		}
+	}
+}
+
+// Description returns the description of the route that Serve registers for a row, for a route with a handler of its
+// own.
+func Description(desc *grpc.ServiceDesc, row Row) rest.Option {
+	return find(desc, row.RPC).describe(row)
+}
+
+func find(desc *grpc.ServiceDesc, name string) *method {
+	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(desc.ServiceName + "." + name))
+	if err != nil {
+		panic(err)
+	}
+	m := &method{name: auth.Method("/" + desc.ServiceName + "/" + name), desc: found.(protoreflect.MethodDescriptor)}
+	for i := range desc.Methods {
+		if desc.Methods[i].MethodName == name {
+			m.unary = &desc.Methods[i]
+		}
+	}
+	for i := range desc.Streams {
+		if desc.Streams[i].StreamName == name {
+			m.stream = &desc.Streams[i]
+		}
+	}
+	return m
+}
+
+// handler returns the handler of a route that is served by an RPC with a single response.
+func (m *method) handler(row Row) rest.Handler {
+	return func(w *rest.Response, q *http.Request) (any, error) {
+		if row.Codes != nil {
+			w.Codes = *row.Codes
 		}
 		header := &headers{}
-		out, err := call(grpc.NewContextWithServerTransportStream(q.Context(), header), in)
+		answer, err := m.unary.Handler(m.impl, grpc.NewContextWithServerTransportStream(q.Context(), header), func(in any) error {
+			return m.read(row, q, in.(proto.Message))
+		}, nil)
 		if err != nil {
 			return nil, err
 		}
 		if len(header.md.Get("idempotency-replayed")) > 0 {
 			w.Header().Set("Idempotency-Replayed", "true")
 		}
-		if route.Method == http.MethodDelete && out.ProtoReflect().Descriptor().Fields().Len() == 0 {
-			return map[string]any{"id": mux.Vars(q)[lastVariable(route.Path)], "deleted": true}, nil
+		if row.deletes(m.desc) {
+			id, err := variable(q, lastVariable(row.Path))
+			return rest.Deleted{ID: id, Deleted: true}, err
 		}
-		if route.Creates {
+		if row.Creates {
 			w.Status = http.StatusCreated
 		}
-		return Encode(out.ProtoReflect()), nil
-	})
+		return Encode(answer.(proto.Message).ProtoReflect()), nil
+	}
+}
+
+// deletes reports whether the response to the route is rest.Deleted: that of a DELETE with an RPC whose response is empty.
+func (row *Row) deletes(m protoreflect.MethodDescriptor) bool {
+	return row.Method == http.MethodDelete && m.Output().Fields().Len() == 0
 }
 
 // Read serves a GET request by an RPC, for routes whose handler also reads other parameters of the query. It ignores
@@ -82,6 +154,12 @@ func Read[I, O any, PI Message[I], PO Message[O]](q *http.Request, call func(con
 	return Encode(out.ProtoReflect()), nil
 }
 
+// Message is a request or response of an RPC: a pointer to the generated struct T.
+type Message[T any] interface {
+	*T
+	proto.Message
+}
+
 // lastVariable returns the name of the last variable of a path. In the path of a DELETE, this variable is the ID of the
 // deleted resource.
 func lastVariable(path string) string {
@@ -89,51 +167,89 @@ func lastVariable(path string) string {
 }
 
 // read fills the request of the RPC from the path, and from the body or the query of an HTTP request.
-func (route *Route) read(q *http.Request, in proto.Message) error {
-	// The caller is authenticated before the body is read. The RPC authorizes the caller afterwards, because the tenant
-	// may be in the body.
-	if _, err := auth.Admit(q.Context(), route.RPC, "", ""); err != nil && !auth.Undecided(err) {
+func (m *method) read(row Row, q *http.Request, into proto.Message) error {
+	in := into.ProtoReflect()
+	if !row.takesBody() {
+		return readParameters(q, in)
+	}
+	if err := authenticate(q.Context(), m.name); err != nil {
 		return err
 	}
-	m := in.ProtoReflect()
-	// An action on a resource without a tenant, such as cordon, needs no body.
-	if q.Method == http.MethodPost && q.ContentLength == 0 && len(mux.Vars(q)) > 0 && m.Descriptor().Fields().ByName("org_id") == nil {
-		return readVariables(q, m)
+	if q.ContentLength == 0 && row.optionalBody(m.desc.Input()) {
+		return readVariables(q, in)
 	}
-	if q.Method == http.MethodPost || q.Method == http.MethodPatch {
-		var body map[string]any
-		if _, err := rest.Decode(q, &body); err != nil {
-			return err
-		}
-		if route.Body != "" {
-			body = nest(body, route.Body)
-		}
-		if err := Decode(m, "", body); err != nil {
-			return err
-		}
-		return readVariables(q, m)
+	var body map[string]any
+	if _, err := rest.Decode(q, &body); err != nil {
+		return err
 	}
-	return readParameters(q, m)
+	strict, err := rest.Strict(q)
+	if err != nil {
+		return err
+	}
+	if row.Body != "" {
+		body = nest(body, row.Body)
+	}
+	if err := Decode(in, "", body, strict); err != nil {
+		return err
+	}
+	return readVariables(q, in)
 }
 
-// readParameters sets those fields of a request that are parameters of the query or variables of the path.
-func readParameters(q *http.Request, m protoreflect.Message) error {
-	for key, values := range q.URL.Query() {
-		if f := m.Descriptor().Fields().ByName(protoreflect.Name(key)); f != nil && len(values) > 0 {
-			if err := decodeQuery(m, f, values[0]); err != nil {
-				return err
-			}
-		}
+// authenticate refuses a caller before the body is read, where the outcome cannot depend on the body. The RPC
+// authorizes the caller afterwards.
+func authenticate(ctx context.Context, name auth.Method) error {
+	if auth.Open[name] != "" {
+		return nil
 	}
-	return readVariables(q, m)
+	_, err := auth.Admit(ctx, name, "", "")
+	if err == nil || auth.Undecided(err) {
+		return nil
+	}
+	named := []auth.Scope{auth.OfNamedProject, auth.OfPlace, auth.OfProjectOrOrg}
+	if c := auth.CallerOf(ctx); c != nil && c.Authenticated() && slices.Contains(named, auth.Rules()[name].Scope) {
+		return nil
+	}
+	return err
 }
 
-// readVariables sets the fields of a request that are variables of the path.
-func readVariables(q *http.Request, m protoreflect.Message) error {
-	for key, value := range mux.Vars(q) {
-		m.Set(m.Descriptor().Fields().ByName(protoreflect.Name(key)), protoreflect.ValueOfString(value))
+func (row *Row) takesBody() bool {
+	return row.Method == http.MethodPost || row.Method == http.MethodPut || row.Method == http.MethodPatch
+}
+
+// optionalBody reports whether the body may be absent: that of an action on a resource, such as cordon, without a tenant
+// or without other fields than the tenant.
+func (row *Row) optionalBody(in protoreflect.MessageDescriptor) bool {
+	if !strings.Contains(row.Path, "{") || row.Method != http.MethodPost {
+		return false
 	}
-	return nil
+	tenant, others := false, false
+	for i := range in.Fields().Len() {
+		switch f := in.Fields().Get(i); {
+		case f.Name() == "org_id" || f.Name() == "project_id":
+			tenant = true
+		case !slices.Contains(row.variables(in), f):
+			others = true
+		}
+	}
+	return !tenant || !others
+}
+
+// variables returns the fields of the request that are variables of the path.
+func (row *Row) variables(in protoreflect.MessageDescriptor) (out []protoreflect.FieldDescriptor) {
+	for _, part := range strings.Split(row.Path, "/") {
+		if name, ok := strings.CutPrefix(part, "{"); ok {
+			out = append(out, variableField(in, strings.TrimSuffix(name, "}")))
+		}
+	}
+	return out
+}
+
+// variableField returns the field of a request for a variable of the path.
+func variableField(in protoreflect.MessageDescriptor, name string) protoreflect.FieldDescriptor {
+	if f := in.Fields().ByName(protoreflect.Name(name)); f != nil {
+		return f
+	}
+	return in.Fields().ByName("id")
 }
 
 // nest returns a body in which all fields except org_id and project_id are moved into the field with the given name.
@@ -149,17 +265,3 @@ func nest(body map[string]any, field string) map[string]any {
 	out[field] = inner
 	return out
 }
-
-// headers collects the response headers that an RPC sets. It implements grpc.ServerTransportStream.
-type headers struct{ md metadata.MD }
-
-func (h *headers) Method() string { return "" }
-
-func (h *headers) SetHeader(md metadata.MD) error {
-	h.md = metadata.Join(h.md, md)
-	return nil
-}
-
-func (h *headers) SendHeader(md metadata.MD) error { return h.SetHeader(md) }
-
-func (h *headers) SetTrailer(metadata.MD) error { return nil }

@@ -7,6 +7,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -15,8 +16,9 @@ import (
 )
 
 // Decode decodes the JSON body of a request into v and returns the body. Handlers store a hash of the body with the
-// idempotency key. Decode ignores unknown fields. It returns InvalidArgument with the name of the field if a value does
-// not have the type that v requires, and TooLarge if the body is too long.
+// idempotency key. Decode ignores unknown fields, except in strict requests, where it returns InvalidArgument. It also
+// returns InvalidArgument with the name of the field if a value does not have the type that v requires, and TooLarge if
+// the body is too long. If v is a pointer to a map, the caller checks the fields.
 func Decode(r *http.Request, v any) ([]byte, error) {
 	if err := jsonType(r); err != nil {
 		return nil, err
@@ -25,7 +27,14 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return raw, parse(raw, v)
+	if err := parse(raw, v); err != nil {
+		return raw, err
+	}
+	strict, err := Strict(r)
+	if err != nil || !strict {
+		return raw, err
+	}
+	return raw, checkFields(raw, reflect.TypeOf(v), "")
 }
 
 // ReadBody returns the body of a request. It returns TooLarge if the body is too long, and InvalidArgument if the

@@ -34,32 +34,54 @@ type events func(send func(Event) error) error
 // HandleEvents adds a GET route, like Handle, whose response is a stream of server-sent events. Callers need a valid
 // token. A stream has no time limit. It ends when the caller's token becomes invalid, or when the client reads nothing
 // for chunkTime.
-func (s *Server) HandleEvents(path string, as auth.Method, h EventHandler) {
-	s.open(http.MethodGet, path, as, "", func(_ *Response, r *http.Request) (any, error) {
-		r, token, err := s.authenticate(r)
+func (s *Server) HandleEvents(path string, as auth.Method, h EventHandler, options ...Option) {
+	route := newRoute(http.MethodGet, path, as, "", options)
+	route.Content = "text/event-stream"
+	s.open(route, func(_ *Response, r *http.Request) (any, error) {
+		opened, err := s.openStream(route, r)
 		if err != nil {
-			s.reportFailure(r, as, err)
 			return nil, err
 		}
-		return events(func(send func(Event) error) (err error) {
-			defer func() { s.reportFailure(r, as, err) }()
-			ctx := r.Context()
-			if s.opts.OpenStream != nil {
-				opened, leave, err := s.opts.OpenStream(ctx, token)
-				if err != nil {
-					return err
-				}
-				defer leave()
-				ctx = opened
-			}
-			err = h(r.WithContext(ctx), send)
-			var ended *fault.Fault
-			if err != nil && errors.As(context.Cause(ctx), &ended) {
-				return ended
-			}
-			return err
+		return events(func(send func(Event) error) error {
+			return opened(func(r *http.Request) error { return h(r, send) })
 		}), nil
 	})
+}
+
+// openStream authenticates the caller of a stream. The returned function runs the stream: it counts the stream against
+// the limits of its caller, and calls run with a request whose context ends when the caller's token becomes invalid.
+func (s *Server) openStream(route Route, r *http.Request) (func(run func(*http.Request) error) error, error) {
+	r, token, err := s.authenticate(r)
+	if err == nil {
+		err = route.checkStrict(r)
+	}
+	if err != nil {
+		s.reportFailure(r, route.As, err)
+		return nil, err
+	}
+	return func(run func(*http.Request) error) (err error) {
+		defer func() {
+			s.reportFailure(r, route.As, err)
+			if err == nil {
+				auth.ReportSuccess(s.opts.Audit, auth.CallerOf(r.Context()), route.As)
+			}
+		}()
+		ctx := r.Context()
+		if s.opts.OpenStream != nil {
+			opened, leave, err := s.opts.OpenStream(ctx, token)
+			if err != nil {
+				return err
+			}
+			defer leave()
+			ctx = opened
+		}
+		err = run(r.WithContext(ctx))
+		var ended *fault.Fault
+		if err != nil && errors.As(context.Cause(ctx), &ended) {
+			return ended
+		}
+		return err
+	}, nil
 }
 
 // errHeadOnly ends the stream of a HEAD request at its first event.
@@ -87,7 +109,7 @@ func (s *Server) sendEvents(w http.ResponseWriter, r *http.Request, data events,
 	case r.Context().Err() != nil || out.failed != nil:
 		return true, nil // the client has closed the connection, or does not read
 	}
-	status, body := s.failure(s.faultOf(r, id, err), "")
+	status, body := failure(s.faultOf(r, id, err), s.opts.Service, "")
 	return true, out.send(Event{"error", struct {
 		Status int `json:"status"`
 		*errorBody

@@ -3,7 +3,7 @@
 //
 // A service registers its routes on a Server. A Handler returns data or an error and does not write the response
 // itself. A response that is too long for memory is returned as a Stream, which is sent while it is generated. An
-// EventHandler sends server-sent events until its client closes the connection. The response of another member is
+// EventHandler sends server-sent events until its client closes the connection, and a DownloadHandler sends bytes. The response of another member is
 // returned as Verbatim and forwarded unchanged. An Upgrade takes over the connection, for a websocket. The package must
 // not know records or services.
 package rest
@@ -25,7 +25,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/gorilla/mux"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/loopback"
@@ -46,7 +45,9 @@ type Response struct {
 	// Failure is the error code that is sent for internal errors. It is set for operations to which the wire contract
 	// assigns a code of their own. Empty means the general code.
 	Failure string
-	header  http.Header
+	// Codes selects the column of the error table in package fault. It is Options.Service unless set.
+	Codes  fault.Service
+	header http.Header
 }
 
 // Header returns the HTTP header of the response, which the handler may change.
@@ -62,7 +63,10 @@ type Options struct {
 	Verifier auth.Verifier
 	// Ready returns nil if the service can serve requests, and otherwise the error that /ready reports.
 	Ready func(context.Context) error
-	Log   *slog.Logger
+	// Document is the OpenAPI document of the routes as JSON, which GET /openapi.json returns. If it is empty, there is no
+	// such route.
+	Document []byte
+	Log      *slog.Logger
 	// Metrics records the durations of requests; required.
 	Metrics *Metrics
 	// MaxBody is the limit of the size of a request body, in bytes; 0 means the constant MaxBody.
@@ -86,15 +90,6 @@ type Server struct {
 	limits map[string]int64
 }
 
-// Route is one HTTP method and path that a server handles.
-type Route struct {
-	Method, Path string
-	// As is the gRPC method whose rule authorizes the calls of this route. If As is empty, Open is the reason why the
-	// route needs no authorization.
-	As   auth.Method
-	Open string
-}
-
 // Routes returns all routes of the server. It is for tests that call each of them.
 func (s *Server) Routes() []Route { return s.routes }
 
@@ -111,29 +106,20 @@ func New(opts Options) *Server {
 		w.Header().Set("Allow", strings.Join(s.allowed(r), ", "))
 		return nil, fault.New(fault.MethodNotAllowed, "%s does not take %s", r.URL.Path, r.Method)
 	})
-	s.open(http.MethodGet, "/health", "", "says that the process serves", func(*Response, *http.Request) (any, error) {
-		return map[string]string{"status": "healthy"}, nil
-	})
-	s.routes = append(s.routes, Route{Method: http.MethodGet, Path: "/ready", Open: "says whether the cluster can work"})
-	s.router.Handle("/ready", http.HandlerFunc(s.ready)).Methods(http.MethodGet, http.MethodHead)
+	s.standardRoutes()
 	return s
-}
-
-func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
-	id := uuid.NewString()
-	if err := s.opts.Ready(r.Context()); err != nil {
-		s.write(w, http.StatusServiceUnavailable, envelope{Error: &errorBody{Code: "SERVICE_UNAVAILABLE", Message: err.Error()}}, id)
-		return
-	}
-	s.write(w, http.StatusOK, envelope{Data: map[string]string{"status": "ready"}}, id)
 }
 
 // Handle adds a route for callers with a valid token. The parameter as is the gRPC method whose rule authorizes calls
 // of the route.
-func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
-	s.open(method, path, as, "", func(w *Response, r *http.Request) (_ any, err error) {
+func (s *Server) Handle(method, path string, as auth.Method, h Handler, options ...Option) {
+	route := newRoute(method, path, as, "", options)
+	s.open(route, func(w *Response, r *http.Request) (_ any, err error) {
 		defer func() { s.reportFailure(r, as, err) }()
 		if r, _, err = s.authenticate(r); err != nil {
+			return nil, err
+		}
+		if err := route.checkStrict(r); err != nil {
 			return nil, err
 		}
 		data, err := h(w, r)
@@ -195,9 +181,9 @@ func interrupted(err error) *fault.Fault {
 }
 
 // HandleBody adds a route like Handle whose request body may have up to limit bytes, and need not be JSON.
-func (s *Server) HandleBody(method, path string, as auth.Method, limit int64, h Handler) {
+func (s *Server) HandleBody(method, path string, as auth.Method, limit int64, h Handler, options ...Option) {
 	s.limits[path] = limit
-	s.Handle(method, path, as, h)
+	s.Handle(method, path, as, h, options...)
 }
 
 // Remote returns the IP address that a request came from, without the port.
@@ -223,25 +209,38 @@ func FromLoopback(r *http.Request) bool {
 // HandleOpen adds a route that requires no token. The parameter why states the reason. A web page in an operator's
 // browser can send requests to such a route too, so the route refuses requests for which RefuseBrowser returns an
 // error.
-func (s *Server) HandleOpen(method, path, why string, h Handler) {
-	s.open(method, path, "", why, func(w *Response, r *http.Request) (any, error) {
+func (s *Server) HandleOpen(method, path, why string, h Handler, options ...Option) {
+	route := newRoute(method, path, "", why, options)
+	s.open(route, func(w *Response, r *http.Request) (any, error) {
 		if err := s.RefuseBrowser(r); err != nil {
+			return nil, err
+		}
+		if err := route.checkStrict(r); err != nil {
 			return nil, err
 		}
 		return h(w, r)
 	})
 }
 
-// HandleBare adds a route whose handler makes all checks itself. The parameter why states the reason.
-func (s *Server) HandleBare(method, path, why string, h Handler) { s.open(method, path, "", why, h) }
+// HandleBare adds a route whose handler makes all checks itself, except those of strict requests. The parameter why
+// states the reason.
+func (s *Server) HandleBare(method, path, why string, h Handler, options ...Option) {
+	route := newRoute(method, path, "", why, options)
+	s.open(route, func(w *Response, r *http.Request) (any, error) {
+		if err := route.checkStrict(r); err != nil {
+			return nil, err
+		}
+		return h(w, r)
+	})
+}
 
-func (s *Server) open(method, path string, as auth.Method, why string, h Handler) {
-	s.routes = append(s.routes, Route{method, path, as, why})
-	methods := []string{method}
-	if method == http.MethodGet {
+func (s *Server) open(route Route, h Handler) {
+	s.routes = append(s.routes, route)
+	methods := []string{route.Method}
+	if route.Method == http.MethodGet {
 		methods = append(methods, http.MethodHead) // the response without its body: RFC 9110, section 9.3.2
 	}
-	s.router.Handle(path, s.handler(path, h)).Methods(methods...)
+	s.router.Handle(route.Path, s.handler(route.Path, h)).Methods(methods...)
 }
 
 // allowed returns the HTTP methods for which the server has a route that matches the path of r.
@@ -277,7 +276,7 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 		id := uuid.NewString()
 		r = r.WithContext(context.WithValue(r.Context(), requestID{}, id))
 		r.Body = http.MaxBytesReader(w, r.Body, limit)
-		resp := &Response{Status: http.StatusOK, header: w.Header()}
+		resp := &Response{Status: http.StatusOK, Codes: s.opts.Service, header: w.Header()}
 		data, err := s.call(h, resp, r)
 		// The handler may have taken longer than the server's WriteTimeout. Response writers of tests have no deadlines.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(chunkTime))
@@ -288,7 +287,7 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 		if err != nil && !began {
 			f := s.faultOf(r, id, err)
 			var body envelope
-			status, body = s.failure(f, resp.Failure)
+			status, body = failure(f, resp.Codes, resp.Failure)
 			if f.Retry {
 				w.Header().Set("Retry-After", strconv.Itoa(int(f.RetryDelay().Seconds())))
 			}
@@ -319,6 +318,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data
 		return verbatim(w, r, status, data)
 	case events:
 		return s.sendEvents(w, r, data, id)
+	case download:
+		return sendDownload(w, r, data)
 	}
 	s.write(w, status, envelope{Data: data}, id)
 	return true, nil
@@ -351,10 +352,10 @@ func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 // maxMessage is the longest error message that is sent, in bytes. Longer ones, which may quote the request, are cut.
 const maxMessage = 2 << 10
 
-// failure returns the HTTP status and the body of an error response. If the parameter code is not empty, it replaces
-// the code of an internal error.
-func (s *Server) failure(f *fault.Fault, code string) (int, envelope) {
-	shape := f.Kind.REST(s.opts.Service)
+// failure returns the HTTP status and the body of an error response, with the codes of the given column of the error
+// table. If the parameter code is not empty, it replaces the code of an internal error.
+func failure(f *fault.Fault, codes fault.Service, code string) (int, envelope) {
+	shape := f.Kind.REST(codes)
 	if f.Kind == fault.Internal && code != "" {
 		shape.Code = code
 	}
@@ -402,39 +403,19 @@ func (s *Server) write(w http.ResponseWriter, status int, body envelope, id stri
 		s.opts.Log.Error("encode response", "service", s.opts.Name, "req", id, "err", err)
 		status, text = http.StatusInternalServerError, []byte(`{"error":{"code":"INTERNAL","message":"internal error, request `+id+`"}}`)
 	}
-	begin(w, status)
+	begin(w, status, jsonMedia)
 	w.Write(append(text, '\n'))
 }
 
-func begin(w http.ResponseWriter, status int) {
-	w.Header().Set("Content-Type", "application/json")
+// jsonMedia is the media type of all responses except downloads and streams of events.
+const jsonMedia = "application/json"
+
+func begin(w http.ResponseWriter, status int, media string) {
+	w.Header().Set("Content-Type", media)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 }
 
 func metaOf(id string) meta {
 	return meta{RequestID: id, Timestamp: time.Now().UTC().Format(time.RFC3339Nano)}
-}
-
-// Metrics records the durations of the requests of all HTTP services.
-type Metrics struct{ seconds *prometheus.HistogramVec }
-
-// NewMetrics returns a Metrics and registers it with reg.
-func NewMetrics(reg prometheus.Registerer) *Metrics {
-	m := &Metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "trivet_http_request_duration_seconds",
-		Help:    "Duration of requests to the REST APIs, by API (label service), route, method and HTTP status code.",
-		Buckets: []float64{.001, .0025, .005, .01, .02, .05, .1, .25, .5, 1, 5, 30},
-	}, []string{"service", "route", "method", "code"})}
-	reg.MustRegister(m.seconds)
-	return m
-}
-
-func (m *Metrics) observe(service, route, method string, status int, d time.Duration) {
-	switch method {
-	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
-	default:
-		method = "other" // clients choose the method, and could otherwise add any number of label values
-	}
-	m.seconds.WithLabelValues(service, route, method, fmt.Sprint(status)).Observe(d.Seconds())
 }

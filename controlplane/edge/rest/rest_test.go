@@ -54,12 +54,12 @@ func server(t *testing.T, log *strings.Builder) http.Handler {
 		}
 		w.Status = http.StatusCreated
 		return map[string]any{"name": in.Name, "by": auth.CallerOf(r.Context()).Name()}, nil
-	})
+	}, Takes(thing{}))
 	s.HandleOpen("POST", "/open", "a test", func(_ *Response, r *http.Request) (any, error) {
 		var in thing
 		_, err := Decode(r, &in)
 		return in.Name, err
-	})
+	}, Takes(thing{}))
 	s.Handle("GET", "/things/{id}", "/x/X", func(_ *Response, r *http.Request) (any, error) { return mux.Vars(r)["id"], nil })
 	s.Handle("DELETE", "/things/{id}", "/x/X", func(*Response, *http.Request) (any, error) { return nil, fault.New(fault.NotFound, "no thing") })
 	s.HandleOpen("POST", "/own", "a test", func(w *Response, _ *http.Request) (any, error) {

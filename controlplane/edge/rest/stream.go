@@ -34,27 +34,32 @@ type deadlineWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	status  int
+	media   string
 	began   bool
 }
 
 func (p *deadlineWriter) Write(b []byte) (int, error) {
 	// The response writers that tests use do not support deadlines, so the error is ignored.
 	_ = p.control.SetWriteDeadline(time.Now().Add(chunkTime))
+	p.begin()
+	return p.w.Write(b)
+}
+
+func (p *deadlineWriter) begin() {
 	if !p.began {
 		p.began = true
-		begin(p.w, p.status)
+		begin(p.w, p.status, p.media)
 	}
-	return p.w.Write(b)
 }
 
 // writePieces sends a response. It calls the parameter body to write the content, except for HEAD requests, which get
 // only the header. It reports whether anything was sent.
 func writePieces(w http.ResponseWriter, r *http.Request, status int, body func(io.Writer) error) (bool, error) {
 	if r.Method == http.MethodHead {
-		begin(w, status)
+		begin(w, status, jsonMedia)
 		return true, nil
 	}
-	p := &deadlineWriter{w: w, control: http.NewResponseController(w), status: status}
+	p := &deadlineWriter{w: w, control: http.NewResponseController(w), status: status, media: jsonMedia}
 	out := bufio.NewWriterSize(p, chunkBytes)
 	err := body(out)
 	if err == nil {

@@ -35,18 +35,24 @@ type Membership interface {
 }
 
 func (s *Server) memberRoutes() {
-	s.route(http.MethodGet, "/api/v1/cluster/status", s.status)
-	s.auditedRoute(http.MethodPost, "/api/v1/cluster/members", pb.Cluster_MemberAdd_FullMethodName, s.addMember)
-	s.auditedRoute(http.MethodDelete, "/api/v1/cluster/members/{node_id}", pb.Cluster_MemberRemove_FullMethodName, s.removeMember)
-	s.auditedRoute(http.MethodPost, "/api/v1/cluster/leader/transfer", pb.Maintenance_MoveLeader_FullMethodName, s.transfer)
-	s.auditedRoute(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd)
+	s.route(http.MethodGet, "/api/v1/cluster/status", s.status, rest.Summary("Returns the status of the raft group according to the answering member."),
+		rest.Returns(http.StatusOK, clusterStatus{}))
+	added := rest.Returns(http.StatusCreated, addResponse{})
+	s.auditedRoute(http.MethodPost, "/api/v1/cluster/members", pb.Cluster_MemberAdd_FullMethodName, s.addMember,
+		rest.Summary("Adds a member to the cluster."), rest.Takes(memberBody{}), added)
+	s.auditedRoute(http.MethodDelete, "/api/v1/cluster/members/{node_id}", pb.Cluster_MemberRemove_FullMethodName, s.removeMember,
+		rest.Summary("Removes a member."), rest.Returns(http.StatusOK, removeResponse{}))
+	s.auditedRoute(http.MethodPost, "/api/v1/cluster/leader/transfer", pb.Maintenance_MoveLeader_FullMethodName, s.transfer,
+		rest.Summary("Moves the leader of the keys' group to another member."), rest.Takes(transferBody{}), rest.Returns(http.StatusOK, transferResponse{}))
+	s.auditedRoute(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd,
+		rest.Summary("Adds a member, like POST /api/v1/cluster/members, for first-boot automation."), rest.Takes(legacyBody{}), added)
 }
 
 // auditedRoute registers a route that changes the cluster. The parameter as is the equivalent gRPC method, under which
 // the audit records the call. The audit also records the caller's address, since these callers have no credential. A
 // refused or failed call is recorded here. A successful call is recorded in the transaction that makes the change
 // (audit.Stamp). A forwarded request is recorded by the leader.
-func (s *Server) auditedRoute(method, path, as string, h handler) {
+func (s *Server) auditedRoute(method, path, as string, h handler, options ...rest.Option) {
 	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
 		caller := &cloud.Caller{
 			Method: as, Target: r.Method + " " + r.URL.EscapedPath(), Address: rest.Remote(r), RequestID: rest.RequestID(r.Context()),
@@ -59,7 +65,7 @@ func (s *Server) auditedRoute(method, path, as string, h handler) {
 			auth.ReportFailure(s.opts.Audit, caller, auth.Method(as), f, "", "")
 		}
 		return data, err
-	})
+	}, options...)
 }
 
 // clusterStatus is the status of the raft group according to this member. The role of a learner is Follower, as in
@@ -113,8 +119,8 @@ func (r request) addTarget(format string, args ...any) {
 }
 
 type memberBody struct {
-	NodeID    uint64 `json:"node_id"`
-	RaftAddr  string `json:"raft_addr"`
+	NodeID    uint64 `json:"node_id" api:"required"`
+	RaftAddr  string `json:"raft_addr" api:"required"`
 	ClientURL string `json:"client_url"`
 	Name      string `json:"name"`
 	IsLearner bool   `json:"is_learner"`
@@ -133,12 +139,14 @@ func (s *Server) addMember(r request) (any, error) {
 	return s.add(r, body, in)
 }
 
+type legacyBody struct {
+	ID       string `json:"id" api:"required"`
+	RaftAddr string `json:"raft_addr" api:"required"`
+}
+
 // legacyAdd adds a member for first-boot automation that uses the legacy path /admin/member/add.
 func (s *Server) legacyAdd(r request) (any, error) {
-	var in struct {
-		ID       string `json:"id"`
-		RaftAddr string `json:"raft_addr"`
-	}
+	var in legacyBody
 	body, free, err := s.body(r, &in)
 	defer free()
 	if err != nil {
@@ -195,6 +203,12 @@ func (s *Server) add(r request, body []byte, in memberBody) (any, error) {
 	})
 }
 
+type removeResponse struct {
+	NodeID  uint64 `json:"node_id"`
+	Members int    `json:"members"`
+	Success bool   `json:"success"`
+}
+
 func (s *Server) removeMember(r request) (any, error) {
 	id, err := strconv.ParseUint(mux.Vars(r.Request)["node_id"], 10, 64)
 	if err != nil || id == 0 {
@@ -205,18 +219,21 @@ func (s *Server) removeMember(r request) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return struct {
-			NodeID  uint64 `json:"node_id"`
-			Members int    `json:"members"`
-			Success bool   `json:"success"`
-		}{id, len(all), true}, nil
+		return removeResponse{id, len(all), true}, nil
 	})
 }
 
+type transferBody struct {
+	TargetID uint64 `json:"target_id" api:"required"`
+}
+
+type transferResponse struct {
+	Leader  uint64 `json:"leader"`
+	Success bool   `json:"success"`
+}
+
 func (s *Server) transfer(r request) (any, error) {
-	var in struct {
-		TargetID uint64 `json:"target_id"`
-	}
+	var in transferBody
 	body, free, err := s.body(r, &in)
 	defer free()
 	if err != nil {
@@ -233,10 +250,7 @@ func (s *Server) transfer(r request) (any, error) {
 		if s.opts.Audit != nil {
 			s.opts.Audit.Done(auth.CallerOf(ctx)) // a transfer has no transaction that could record it in the audit
 		}
-		return struct {
-			Leader  uint64 `json:"leader"`
-			Success bool   `json:"success"`
-		}{in.TargetID, true}, nil
+		return transferResponse{in.TargetID, true}, nil
 	})
 }
 

@@ -95,6 +95,8 @@ type Options struct {
 	Audit auth.Auditor
 	// Metrics counts the requests and their outcomes.
 	Metrics *rest.Metrics
+	// Document is the OpenAPI document of the routes; optional.
+	Document []byte
 	// Now replaces time.Now; optional.
 	Now func() time.Time
 }
@@ -124,16 +126,19 @@ func New(opts Options) *Server {
 		opts: opts, forward: newForwarder(forwardMAC{opts.Key, opts.Now}, opts.Port, opts.ToMember),
 		bodies: newBodyBudget(), lists: semaphore.NewWeighted(maxLists),
 		server: rest.New(rest.Options{
-			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxBody, Hosts: opts.Hosts,
+			Service: fault.KV, Name: "kv", Ready: opts.ready, Document: opts.Document, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxBody, Hosts: opts.Hosts,
 		}),
 	}
 	const path = keyPath + "{key:.*}"
-	s.route(http.MethodGet, "/api/v1/kv", s.list)
-	s.route(http.MethodGet, path, s.get)
-	s.route(http.MethodPut, path, s.put)
-	s.route(http.MethodDelete, path, s.delete)
-	s.route(http.MethodPost, path+"/put", s.put)
-	s.route(http.MethodPost, path+"/delete", s.delete)
+	consistency := rest.QueryOf("consistency", nil, "local or serializable: the answering member reads its own copy, which may be old.")
+	written := rest.Returns(http.StatusOK, writeResponse{})
+	s.route(http.MethodGet, "/api/v1/kv", s.list, rest.Summary("Lists keys with their values, in order, as of one revision."), consistency,
+		rest.QueryOf("prefix", nil, "List keys from this prefix up to the prefix followed by ~."), rest.Returns(http.StatusOK, listResponse{}))
+	s.route(http.MethodGet, path, s.get, rest.Summary("Returns the value of a key."), consistency, rest.Returns(http.StatusOK, item{}))
+	s.route(http.MethodPut, path, s.put, rest.Summary("Sets the value of a key."), rest.Takes(valueBody{}), written)
+	s.route(http.MethodDelete, path, s.delete, rest.Summary("Deletes a key. A key that does not exist is a success."), written)
+	s.route(http.MethodPost, path+"/put", s.put, rest.Summary("Sets the value of a key."), rest.Takes(valueBody{}), written)
+	s.route(http.MethodPost, path+"/delete", s.delete, rest.Summary("Deletes a key. A key that does not exist is a success."), written)
 	s.memberRoutes()
 	return s
 }
@@ -180,13 +185,13 @@ type request struct {
 
 type handler func(request) (any, error)
 
-func (s *Server) route(method, path string, h handler) {
-	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) { return s.serve(w, r, h) })
+func (s *Server) route(method, path string, h handler, options ...rest.Option) {
+	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) { return s.serve(w, r, h) }, options...)
 }
 
-func (s *Server) handle(method, path string, h rest.Handler) {
+func (s *Server) handle(method, path string, h rest.Handler, options ...rest.Option) {
 	const reason = "the wire contract (docs/api.md): REST of keys requires no credential; it answers on loopback and to other members unless rest.open is set"
-	s.server.HandleBare(method, path, reason, h)
+	s.server.HandleBare(method, path, reason, h, options...)
 }
 
 // serve runs the handler h if admit accepts the request. It converts an error of the handler with faultOf.
@@ -314,14 +319,21 @@ func (s *Server) get(r request) (any, error) {
 	return newItem(found.Kvs[0].Key, found.Kvs[0].Value), nil
 }
 
+type valueBody struct {
+	Value jsonString `json:"value" api:"required"`
+}
+
+// listResponse describes the response to a list of keys, which is sent in pieces.
+type listResponse struct {
+	Items []item `json:"items"`
+}
+
 func (s *Server) put(r request) (any, error) {
 	key, err := r.key()
 	if err != nil {
 		return nil, err
 	}
-	var in struct {
-		Value jsonString `json:"value"`
-	}
+	var in valueBody
 	body, free, err := s.body(r, &in)
 	defer free()
 	switch {

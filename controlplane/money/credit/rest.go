@@ -18,14 +18,51 @@ import (
 
 // Routes registers the wallet endpoints of the REST API (part 4.7 of the wire contract).
 func (s *Service) Routes(r *rest.Server) {
-	r.Handle(http.MethodPost, "/api/v1/wallets", service+"CreateWallet", s.postWallet)
-	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}", service+"GetWallet", s.getWallet)
-	r.Handle(http.MethodPost, "/api/v1/wallets/{project_id}/topup", service+"TopUpWallet", s.postTopUp)
-	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}/transactions", service+"ListTransactions", s.getTransactions)
-	r.Handle(http.MethodPost, "/api/v1/reservations", service+"CreateReservation", s.postReservation)
-	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/commit", service+"CommitReservation", s.postCommit)
-	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/release", service+"ReleaseReservation", s.postRelease)
+	const wallets, wallet, reservations = "/api/v1/wallets", "/api/v1/wallets/{project_id}", "/api/v1/reservations"
+	found := rest.Returns(http.StatusOK, walletResponse{})
+	r.Handle(http.MethodPost, wallets, service+"CreateWallet", s.postWallet, rest.Takes(walletBody{}), rest.Returns(http.StatusCreated, walletResponse{}))
+	r.Handle(http.MethodGet, wallet, service+"GetWallet", s.getWallet, found)
+	r.Handle(http.MethodPost, wallet+"/topup", service+"TopUpWallet", s.postTopUp, rest.Takes(topUpBody{}), found)
+	r.Handle(http.MethodGet, wallet+"/transactions", service+"ListTransactions", s.getTransactions, rest.Query("page_token"), rest.Returns(http.StatusOK, transactionsResponse{}))
+	r.Handle(http.MethodPost, reservations, service+"CreateReservation", s.postReservation, rest.Takes(reservationBody{}), rest.Returns(http.StatusCreated, reservationResponse{}))
+	r.Handle(http.MethodPost, reservations+"/{id}/commit", service+"CommitReservation", s.postCommit, rest.Takes(commitBody{}), found)
+	r.Handle(http.MethodPost, reservations+"/{id}/release", service+"ReleaseReservation", s.postRelease, rest.Takes(releaseBody{}), rest.Returns(http.StatusOK, releaseResponse{}))
 }
+
+// The bodies and responses of the endpoints.
+type (
+	walletBody struct {
+		ProjectID      *string `json:"project_id" api:"required"`
+		OrgID          *string `json:"org_id" api:"required"`
+		InitialBalance int64   `json:"initial_balance"`
+	}
+	topUpBody struct {
+		Amount      *int64 `json:"amount" api:"required"`
+		Description string `json:"description"`
+	}
+	reservationBody struct {
+		ProjectID    *string `json:"project_id" api:"required"`
+		Amount       *int64  `json:"amount" api:"required"`
+		Description  string  `json:"description"`
+		ResourceType string  `json:"resource_type"`
+		TTLSeconds   int64   `json:"ttl_seconds"`
+	}
+	commitBody struct {
+		ActualAmount int64  `json:"actual_amount"`
+		ResourceID   string `json:"resource_id"`
+	}
+	releaseBody struct {
+		Reason string `json:"reason"`
+	}
+	releaseResponse struct {
+		ReservationID string `json:"reservation_id"`
+		Released      bool   `json:"released"`
+	}
+	transactionsResponse struct {
+		Transactions []transactionResponse `json:"transactions"`
+		Next         *string               `json:"next_page_token"`
+	}
+)
 
 // walletResponse, transactionResponse and reservationResponse are JSON objects of part 2.7 of the wire contract.
 type walletResponse struct {
@@ -171,11 +208,7 @@ func (o operation) execute(s *Service, w *rest.Response, r *http.Request, raw []
 }
 
 func (s *Service) postWallet(w *rest.Response, r *http.Request) (any, error) {
-	var in struct {
-		ProjectID      *string `json:"project_id"`
-		OrgID          *string `json:"org_id"`
-		InitialBalance int64   `json:"initial_balance"`
-	}
+	var in walletBody
 	if err := createWallet.enter(r); err != nil {
 		return nil, err
 	}
@@ -221,10 +254,7 @@ func (s *Service) postTopUp(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var in struct {
-		Amount      *int64 `json:"amount"`
-		Description string `json:"description"`
-	}
+	var in topUpBody
 	raw, err := rest.Decode(r, &in)
 	if err != nil {
 		return nil, err
@@ -254,10 +284,7 @@ func (s *Service) getTransactions(w *rest.Response, r *http.Request) (any, error
 	if err != nil {
 		return nil, listTransactions.failed(w, err)
 	}
-	out := struct {
-		Transactions []transactionResponse `json:"transactions"`
-		Next         *string               `json:"next_page_token"`
-	}{Transactions: []transactionResponse{}, Next: orNull(next)}
+	out := transactionsResponse{Transactions: []transactionResponse{}, Next: orNull(next)}
 	for _, tx := range list {
 		out.Transactions = append(out.Transactions, transactionREST(tx))
 	}
@@ -265,13 +292,7 @@ func (s *Service) getTransactions(w *rest.Response, r *http.Request) (any, error
 }
 
 func (s *Service) postReservation(w *rest.Response, r *http.Request) (any, error) {
-	var in struct {
-		ProjectID    *string `json:"project_id"`
-		Amount       *int64  `json:"amount"`
-		Description  string  `json:"description"`
-		ResourceType string  `json:"resource_type"`
-		TTLSeconds   int64   `json:"ttl_seconds"`
-	}
+	var in reservationBody
 	if err := createReservation.enter(r); err != nil {
 		return nil, err
 	}
@@ -303,10 +324,7 @@ func (s *Service) postReservation(w *rest.Response, r *http.Request) (any, error
 }
 
 func (s *Service) postCommit(w *rest.Response, r *http.Request) (any, error) {
-	var in struct {
-		ActualAmount int64  `json:"actual_amount"`
-		ResourceID   string `json:"resource_id"`
-	}
+	var in commitBody
 	t, raw, err := commitReservation.ofToken(r, &in)
 	if err != nil {
 		return nil, err
@@ -321,9 +339,7 @@ func (s *Service) postCommit(w *rest.Response, r *http.Request) (any, error) {
 }
 
 func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
-	var in struct {
-		Reason string `json:"reason"`
-	}
+	var in releaseBody
 	t, raw, err := releaseReservation.ofToken(r, &in)
 	if err != nil {
 		return nil, err
@@ -335,7 +351,7 @@ func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]any{"reservation_id": id, "released": done.Released}, nil
+	return releaseResponse{id, done.Released}, nil
 }
 
 // ofToken authorizes the call for the project of the caller's token and returns that project as t. It decodes the

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/openapi/openapitest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest/resttest"
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
@@ -61,7 +62,7 @@ var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f]{3}-[0-9a-f]
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
-		handler := w.rest()
+		handler := openapitest.Handler(t, w.rest())
 		var made []string
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			w.t = t
@@ -169,7 +170,7 @@ func TestRESTPages(t *testing.T) {
 	for range 149 {
 		w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
 	}
-	handler := w.rest()
+	handler := openapitest.Handler(t, w.rest())
 	get := func(path string) (code int, page struct {
 		Data struct {
 			Transactions []struct {
@@ -201,7 +202,7 @@ func TestRESTPages(t *testing.T) {
 // error of the wire contract. The wallet must stay consistent.
 func FuzzReservationBody(f *testing.F) {
 	w := funded(f, 1000)
-	handler := w.rest()
+	handler := openapitest.Handler(w.t, w.rest())
 	for _, body := range []string{
 		`{"project_id":"web","amount":1}`, `{"project_id":"web","amount":-1,"ttl_seconds":1e3}`, `{"project_id":"web","amount":9223372036854775808}`,
 		`[]`, `null`, `{"project_id":"a/b","amount":1}`, `{"project_id":"web","amount":1,"description":"\u0000"}`, "{\"project_id\":\"\xff\"}",
