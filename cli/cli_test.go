@@ -362,3 +362,17 @@ func words(line string) (all []string) {
 	}
 	return all
 }
+
+// TestHelpListsEachCommandInOneGroup checks that each command of the first level is under a heading of `trivet --help`.
+func TestHelpListsEachCommandInOneGroup(t *testing.T) {
+	_, root := commands(session.Shell{Env: func(string) string { return "" }})
+	require.True(t, root.AllChildCommandsHaveGroup())
+	help := root.UsageString()
+	for _, c := range root.Commands() {
+		require.Equal(t, !c.Hidden, strings.Contains(help, "\n  "+c.Name()+" "), c.Name())
+	}
+	vm, _, err := root.Find([]string{"vm", "list"})
+	require.NoError(t, err)
+	require.NotContains(t, vm.UsageString(), "--endpoint")
+	require.Contains(t, root.UsageString(), "--endpoint")
+}

@@ -67,7 +67,7 @@ func commands(sh session.Shell) (*session.Session, *cobra.Command) {
 		Short: "Operate and use a Trivet cloud",
 		Long: `Operate and use a Trivet cloud.
 
-A VM, image or host is given by its name or ID. 
+A VM, image or host is given by its name or ID.
 
 Exit codes: 0 success, 2 invalid command line or argument, 3 not found, 4 already exists, 5 refused (no permission, a
 state that does not allow it, a quota), 6 unreachable, 7 timed out, 130 interrupted, 1 other failure.`,
@@ -84,5 +84,6 @@ state that does not allow it, a quota), 6 unreachable, 7 timed out, 130 interrup
 	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.SnapshotCommand(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s),
 		version.Command(s))
 	s.Finish(root)
+	arrangeHelp(root)
 	return s, root
 }
