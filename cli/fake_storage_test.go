@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // fakeStorage serves the volumes and storage classes of a fakeCloud.
@@ -113,6 +115,18 @@ func (f fakeFlatten) FlattenVolume(_ context.Context, in *storagev1.FlattenVolum
 		return nil, err
 	}
 	v.Metadata = map[string]string{"trivet/flatten": "0"}
+	return v, nil
+}
+
+// UpdateVolume changes the name and the labels of a volume.
+func (f fakeFlatten) UpdateVolume(_ context.Context, in *storagev1.UpdateVolumeRequest) (*vmv1.Volume, error) {
+	f.cloud.mu.Lock()
+	defer f.cloud.mu.Unlock()
+	v, err := f.volume(in.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	v.Name, v.Labels = cmp.Or(in.GetName(), v.GetName()), cloud.Merge(v.GetLabels(), in.GetLabels())
 	return v, nil
 }
 

@@ -246,6 +246,8 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		if info == nil {
 			r = late(what, f)
 			r.RequestID = request
+		} else {
+			r.goesOn(f)
 		}
 	case codes.Canceled:
 		return interrupted(f)

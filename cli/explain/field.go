@@ -130,7 +130,7 @@ var arguments = []struct{ field, names, hint string }{
 	{"page_size", "--limit", ""},
 	{"page_token", "--page-token", ""},
 	{"charge_sequence", "SEQUENCE", ""},
-	{"id", "--id", ""},
+	{"id", "--id ORG PROJECT USER", ""},
 }
 
 // path matches a request field in a message, such as spec.disks[disk0].size_gib.

@@ -21,7 +21,14 @@ func PasswordFileFlag(c *cobra.Command, file *string) {
 // reads the password from file or, if file is empty, prompts for it.
 func ReadCredential(ctx context.Context, s *session.Session, user, file string) (string, account.Secret, error) {
 	if s.Ask == nil && (user == "" || file == "") {
-		return "", "", session.Usagef("cannot ask without a terminal: give --user and --password-file")
+		missing := "--user and --password-file"
+		switch {
+		case user != "":
+			missing = "--password-file"
+		case file != "":
+			missing = "--user"
+		}
+		return "", "", session.Usagef("cannot ask without a terminal: give %s", missing)
 	}
 	if user == "" {
 		var err error

@@ -13,7 +13,7 @@ import (
 func setPasswordCommand(s *session.Session) *cobra.Command {
 	var file, current string
 	c := &cobra.Command{
-		Use: "password [USER]", Short: "Set a user's password, or your own", Args: cobra.MaximumNArgs(1),
+		Use: "password [USER]", Short: "Set a user's password, or your own", Args: session.AtMost("USER"),
 		Long: `Set a user's password, 8 to 256 bytes long. Without USER it is your own, and your current password is required. The
 password is read from a file, or typed twice at the terminal without being shown. An administrator sets a user's
 first password. Existing tokens of the user are revoked: after changing your own password, log in again.`,

@@ -183,13 +183,13 @@ func sourceURL(source string) (string, error) {
 
 // run creates the image and, without --no-wait, waits until its import has succeeded or failed.
 func (f *importFlags) run(ctx context.Context, s *session.Session, client vmv1.ImageServiceClient, req *vmv1.CreateImageRequest) (image *vmv1.Image, err error) {
-	err = s.Wait("importing "+req.GetName(), func(say func(string)) error {
+	goesOn := session.Ongoing{What: "the import goes on", Look: "trivet image show " + req.GetName()}
+	err = s.WaitOngoing("importing "+req.GetName(), goesOn, func(say func(string)) error {
 		image, err = client.CreateImage(ctx, req)
 		for pause := firstPoll; err == nil && !f.noWait && !settled(image); pause = min(2*pause, lastPoll) {
 			say(fmt.Sprintf("importing %s: %s, %s", req.GetName(), show.Enum("IMAGE_STATUS", image.GetStatus()), show.Bytes(image.GetSizeBytes())))
 			if err = dial.Sleep(ctx, pause); err != nil {
-				return fmt.Errorf("image %s (%s) is still %s; the import continues: %w", image.GetName(), image.GetId(),
-					show.Enum("IMAGE_STATUS", image.GetStatus()), err)
+				return fmt.Errorf("image %s (%s) is still %s: %w", image.GetName(), image.GetId(), show.Enum("IMAGE_STATUS", image.GetStatus()), err)
 			}
 			image, err = client.GetImage(ctx, &vmv1.GetImageRequest{OrgId: req.GetOrgId(), ImageId: image.GetId()})
 		}

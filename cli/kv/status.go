@@ -98,7 +98,7 @@ func compactCommand(n *kvSession) *cobra.Command {
 	var physical bool
 	c := &cobra.Command{
 		Use: "compact [REVISION]", Aliases: []string{"compaction"}, Short: "Delete the history before a revision, or all of it",
-		Args: cobra.MaximumNArgs(1),
+		Args: session.AtMost("REVISION"),
 	}
 	c.Flags().BoolVar(&physical, "physical", false, "wait until it is deleted on disk")
 	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {

@@ -95,7 +95,7 @@ func listContextsCommand(s *session.Session) *cobra.Command {
 }
 
 func showContextCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "show [NAME]", Short: "Show a saved login, or the current one", Args: cobra.MaximumNArgs(1),
+	c := &cobra.Command{Use: "show [NAME]", Short: "Show a saved login, or the current one", Args: session.AtMost("NAME"),
 		ValidArgsFunction: session.FirstArg(s.Contexts())}
 	c.RunE = s.Local(func(_ context.Context, args []string) error {
 		_, b, err := s.Book()

@@ -123,7 +123,8 @@ host if all its disks are volumes that other hosts can use; other VMs that do no
 // an error if the drain has ended before that. It notes each VM that cannot be moved once, with the reason.
 func AwaitDrained(ctx context.Context, s *session.Session, conn *dial.Conn, id, name string) error {
 	client, noted := operatorv1.NewOperatorServiceClient(conn), map[string]bool{}
-	err := s.Wait("draining "+name, func(progress func(string)) error {
+	goesOn := session.Ongoing{What: "the drain of " + name + " goes on, and --cancel ends it", Look: "trivet host show " + name}
+	return s.WaitOngoing("draining "+name, goesOn, func(progress func(string)) error {
 		for {
 			out, err := client.GetDrain(ctx, &operatorv1.GetDrainRequest{NodeId: id})
 			if err != nil {
@@ -152,10 +153,6 @@ func AwaitDrained(ctx context.Context, s *session.Session, conn *dial.Conn, id, 
 			}
 		}
 	})
-	if ctx.Err() != nil {
-		s.Note("the drain of %s goes on: `trivet host show` shows it, and `trivet host drain --cancel` ends it", name)
-	}
-	return err
 }
 
 // drainText describes the progress of a drain in one line.

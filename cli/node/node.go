@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // callTimeout is the deadline of each command unless --timeout is given.
@@ -66,6 +67,11 @@ func tokenCommand(s *session.Session) *cobra.Command {
 	c.Flags().StringVar(&name, "name", "", "name of the host, which only then can use the token")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the token (default 1h)")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		if name != "" {
+			if err := cloud.CheckName("--name", name); err != nil {
+				return session.Usagef("%v", err)
+			}
+		}
 		if ttl < 0 || ttl%time.Second != 0 || ttl/time.Second > 1<<31 {
 			return session.Usagef("--ttl %v: want whole seconds", ttl)
 		}

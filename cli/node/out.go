@@ -58,7 +58,7 @@ func banCommand(s *session.Session) *cobra.Command {
 		Short: "Ban a host's key from the cloud",
 		Long: `Ban a host: its key is refused until it is unbanned, whatever token it has. VMs on the host are left as they are and
 stay placed on it. The ban is stored for the key, so the host can be evicted as well.`,
-		Args: cobra.MaximumNArgs(1), ValidArgsFunction: session.FirstArg(names(s)),
+		Args: session.AtMost("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
 	}
 	c.Flags().StringVar(&key, "key", "", "ban this key, of a host without a record")
 	c.Flags().StringVar(&reason, "reason", "", "reason, shown in the list of bans")
@@ -78,7 +78,7 @@ stay placed on it. The ban is stored for the key, so the host can be evicted as 
 
 func unbanCommand(s *session.Session) *cobra.Command {
 	var key string
-	c := &cobra.Command{Use: "unban HOST | --key KEY", Short: "Lift the ban of a host", Args: cobra.MaximumNArgs(1)}
+	c := &cobra.Command{Use: "unban HOST | --key KEY", Short: "Lift the ban of a host", Args: session.AtMost("HOST")}
 	c.Flags().StringVar(&key, "key", "", "key of a host without a record, as in \"trivet host bans\"")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		node, key, err := nodeOrKey(ctx, conn, args, key)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/common/model"
 	"github.com/spf13/pflag"
+
+	"github.com/trivet-cloud/trivet/cli/explain"
 )
 
 // ParseDuration parses a duration with units such as s, m, h and d, for example 1h30m or 7d. A day has 24 hours.
@@ -38,7 +40,7 @@ func (d duration) Set(text string) error {
 type Seconds uint32
 
 // String returns the number of seconds as a duration.
-func (n *Seconds) String() string { return (time.Duration(*n) * time.Second).String() }
+func (n *Seconds) String() string { return explain.Duration(time.Duration(*n) * time.Second) }
 
 // Type returns the name of the type for the help.
 func (n *Seconds) Type() string { return "duration in seconds" }

@@ -26,12 +26,21 @@ const PageSize = 250
 func Exactly(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
+		case len(args) == len(names)-1:
+			return fmt.Errorf("%s is missing", names[len(args)])
 		case len(args) < len(names):
-			return fmt.Errorf("%s is missing", strings.Join(names[len(args):], " and "))
+			return fmt.Errorf("%s are missing", strings.Join(names[len(args):], " and "))
 		case len(args) > len(names):
 			return fmt.Errorf("unexpected argument %q", args[len(names)])
 		}
 		return nil
+	}
+}
+
+// AtMost returns a check that accepts up to one argument for each name.
+func AtMost(names ...string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		return Exactly(names[:min(len(args), len(names))]...)(c, args)
 	}
 }
 

@@ -62,7 +62,7 @@ func finish(c *cobra.Command) {
 				if f.DefValue == "0s" {
 					f.DefValue = "0" // the help does not show this default
 				}
-			case f.Name == "limit" && f.Value.Type() == "int":
+			case f.Name == "limit" && strings.HasPrefix(f.Value.Type(), "int"):
 				f.Value = limit{f.Value}
 			}
 		})
@@ -121,7 +121,7 @@ func closest(word string, names map[string]string) string {
 	slices.Sort(keys)
 	for _, k := range keys {
 		d := levenshtein.ComputeDistance(word, k)
-		if strings.HasPrefix(k, word) && len(word) > 2 {
+		if strings.HasPrefix(k, word) && len(word) > 2 || sorted(k) == sorted(word) {
 			d = min(d, 1)
 		}
 		if d < best {
@@ -129,6 +129,13 @@ func closest(word string, names map[string]string) string {
 		}
 	}
 	return found
+}
+
+// sorted returns the letters of a word in alphabetical order. Words with the same letters are similar.
+func sorted(word string) string {
+	letters := []byte(word)
+	slices.Sort(letters)
+	return string(letters)
 }
 
 // flagError returns the error for a flag that cannot be parsed.

@@ -81,7 +81,7 @@ mappings, and labels and metadata are mappings:
   trivet vm create installer --disk 40 --cdrom debian-iso --firmware uefi --start
   trivet vm create pc --disk 60 --cdrom windows-iso --os-type windows --secure-boot --tpm --memory 4G
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
-		Args: cobra.MaximumNArgs(1),
+		Args: session.AtMost("NAME"),
 	}
 	p := c.Flags()
 	p.StringVarP(&f.file, "file", "f", "", "read the flags from this YAML file; - for standard input")

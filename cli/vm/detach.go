@@ -38,7 +38,8 @@ func runDetach(
 		if err != nil {
 			return err
 		}
-		if err := s.Wait("detaching "+args[1], func(func(string)) error { return detach(ctx, t, args[1]) }); err != nil {
+		goesOn := session.Ongoing{What: args[1] + " may still be detached", Look: "trivet vm show " + args[0]}
+		if err := s.WaitOngoing("detaching "+args[1], goesOn, func(func(string)) error { return detach(ctx, t, args[1]) }); err != nil {
 			return err
 		}
 		return s.Done(args[1], "detached")

@@ -56,9 +56,9 @@ running VM can get disks on the buses virtio and scsi.`
 	p.StringVar(&bus, "bus", "virtio", "virtio, scsi, ide or sata")
 	p.StringVar(&cache, "cache", "writeback", "none, writeback or writethrough")
 	p.Uint32Var(&boot, "boot-index", 0, "lower boots first")
-	c.MarkFlagsOneRequired("volume", "size")
-	c.MarkFlagsMutuallyExclusive("volume", "size")
-	c.MarkFlagsMutuallyExclusive("volume", "image")
+	session.RequireOne(c, "volume", "size")
+	session.Exclusive(c, "volume", "size")
+	session.Exclusive(c, "volume", "image")
 	for flag, f := range map[string]cobra.CompletionFunc{
 		"volume": volume.Names(s),
 		"image":  image.Names(s),
@@ -118,7 +118,8 @@ func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOr
 		}
 	}
 	var vm *vmv1.VirtualMachine
-	if err := s.Wait("attaching "+d.GetId(), func(func(string)) error {
+	goesOn := session.Ongoing{What: d.GetId() + " may still be attached", Look: "trivet vm disk list " + nameOrID}
+	if err := s.WaitOngoing("attaching "+d.GetId(), goesOn, func(func(string)) error {
 		vm, err = t.client.AttachDisk(ctx, &vmv1.AttachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Disk: d})
 		return err
 	}); err != nil {

@@ -78,7 +78,8 @@ A program that has not ended within --time-limit, or when you interrupt trivet, 
 		}
 		req.OrgId, req.ProjectId, req.VmId = t.org, t.project, t.id
 		var out *guestv1.RunGuestCommandResponse
-		err = s.Wait("running "+command[0]+" in "+name, func(func(string)) error {
+		goesOn := session.Ongoing{What: "the program may run on in the guest"}
+		err = s.WaitOngoing("running "+command[0]+" in "+name, goesOn, func(func(string)) error {
 			out, err = guestv1.NewGuestServiceClient(conn).RunGuestCommand(ctx, req)
 			return err
 		})

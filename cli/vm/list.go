@@ -73,7 +73,7 @@ you interrupt. A broken connection is opened again, and what changed meanwhile i
 	c.Flags().BoolVarP(&f.watch, "watch", "w", false, "print also the changes of the list, until you interrupt")
 	c.Flags().BoolVar(&f.allProjects, "all-projects", false, "list the VMs of all projects: for operators of the cloud")
 	columns.Add(c, &f.Flags, listColumns(s.Now, true))
-	c.MarkFlagsMutuallyExclusive("watch", "limit")
+	session.Exclusive(c, "watch", "limit")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		// A watch has no deadline. The flag is known only now.
 		limit := callTimeout

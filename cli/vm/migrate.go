@@ -96,7 +96,8 @@ func (m migration) cancel(ctx context.Context) error {
 // wait shows the progress of the migration until the migration has ended, and returns the VM. If the VM was not moved,
 // it returns an error with the reason.
 func (m migration) wait(ctx context.Context, s *session.Session, name string) (vm *vmv1.VirtualMachine, err error) {
-	err = s.Wait("migrating "+name, func(progress func(string)) error {
+	goesOn := session.Ongoing{What: "the migration of " + name + " goes on, and --cancel ends it", Look: "trivet vm show " + name}
+	err = s.WaitOngoing("migrating "+name, goesOn, func(progress func(string)) error {
 		for {
 			now, err := m.get(ctx)
 			if err != nil {

@@ -81,7 +81,8 @@ func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrI
 		return err
 	}
 	var vm *vmv1.VirtualMachine
-	if err := s.Wait("attaching "+x.id, func(func(string)) error {
+	goesOn := session.Ongoing{What: x.id + " may still be attached", Look: "trivet vm nic list " + nameOrID}
+	if err := s.WaitOngoing("attaching "+x.id, goesOn, func(func(string)) error {
 		vm, err = t.client.AttachNic(ctx, &vmv1.AttachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Nic: spec})
 		return err
 	}); err != nil {

@@ -27,7 +27,9 @@ const (
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "vm", Short: "Create, run and watch VMs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), deleteCommand(s), watchCommand(s), waitCommand(s), labelCommand(s), logCommand(s), nicCommand(s),
+	list := listCommand(s)
+	list.Aliases = append(list.Aliases, "ps")
+	c.AddCommand(createCommand(s), list, showCommand(s), deleteCommand(s), watchCommand(s), waitCommand(s), labelCommand(s), logCommand(s), nicCommand(s),
 		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), updateCommand(s), migrateCommand(s),
 		consoleCommand(s), vncCommand(s), screenshotCommand(s), execCommand(s), setPasswordCommand(s), addSSHKeyCommand(s))
 	c.AddCommand(powerCommands(s)...)

@@ -55,7 +55,8 @@ attached is flattened after its first attachment. An encrypted volume is flatten
 // waits.
 func awaitFlattened(ctx context.Context, s *session.Session, conn *dial.Conn, v *vmv1.Volume) (*vmv1.Volume, error) {
 	client := vmv1.NewVolumeServiceClient(conn)
-	err := s.Wait("flattening "+v.GetName(), func(say func(string)) error {
+	goesOn := session.Ongoing{What: "the host continues", Look: "trivet volume show " + v.GetName()}
+	err := s.WaitOngoing("flattening "+v.GetName(), goesOn, func(say func(string)) error {
 		for {
 			percent, busy := v.GetMetadata()[cloud.VolumeFlatten]
 			if !busy {
@@ -70,8 +71,7 @@ func awaitFlattened(ctx context.Context, s *session.Session, conn *dial.Conn, v 
 			}
 			say(text)
 			if err := dial.Sleep(ctx, flattenPoll); err != nil {
-				return fmt.Errorf("volume %s is not flattened yet: the host continues, and `trivet volume show` shows "+
-					"the progress: %w", v.GetName(), err)
+				return fmt.Errorf("volume %s is not flattened yet: %w", v.GetName(), err)
 			}
 			var err error
 			req := &vmv1.GetVolumeRequest{OrgId: v.GetOrgId(), ProjectId: v.GetProjectId(), VolumeId: v.GetId()}

@@ -48,8 +48,8 @@ The command does not wait until the copy is complete.`,
 	p.StringVar(&of, "volume", "", "volume, by name or ID")
 	p.StringVar(&vm, "vm", "", "VM, by name or ID")
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
-	c.MarkFlagsOneRequired("volume", "vm")
-	c.MarkFlagsMutuallyExclusive("volume", "vm")
+	session.RequireOne(c, "volume", "vm")
+	session.Exclusive(c, "volume", "vm")
 	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := cloud.CheckName("NAME", args[0]); err != nil {

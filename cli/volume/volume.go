@@ -38,7 +38,7 @@ it, and only VMs on that host can have it.`,
   trivet volume resize data --size 200`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), resizeCommand(s), flattenCommand(s), exportCommand(s), importCommand(s), registerCommand(s), deleteCommand(s))
+	c.AddCommand(createCommand(s), listCommand(s), showCommand(s), updateCommand(s), resizeCommand(s), flattenCommand(s), exportCommand(s), importCommand(s), registerCommand(s), deleteCommand(s))
 	return c
 }
 
@@ -61,9 +61,9 @@ on its host when it is attached for the first time. Other volumes are made at on
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, repeatable")
 	p.StringVar(&snapshot, "snapshot", "", "snapshot with whose content the volume begins, by name or ID")
-	c.MarkFlagsOneRequired("size", "snapshot")
-	c.MarkFlagsMutuallyExclusive("snapshot", "image")
-	c.MarkFlagsMutuallyExclusive("snapshot", "class")
+	session.RequireOne(c, "size", "snapshot")
+	session.Exclusive(c, "snapshot", "image")
+	session.Exclusive(c, "snapshot", "class")
 	_ = c.RegisterFlagCompletionFunc("snapshot", snapshotNames(s)) // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("image", image.Names(s))      // its only error is for an unknown flag
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+)
+
+// everyCommand calls f with each command of the program, except cobra's own.
+func everyCommand(f func(*cobra.Command)) {
+	_, root := commands(session.Shell{
+		Env: func(string) string { return "" }, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now,
+	})
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		f(c)
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(root)
+}
+
+// TestFlagConventions checks the flags of all commands: durations with days and above 0, limits, and help texts that
+// pflag prints as they are. pflag takes a word between backticks for the name of the value.
+func TestFlagConventions(t *testing.T) {
+	seen := map[*pflag.Flag]bool{}
+	everyCommand(func(c *cobra.Command) {
+		check := func(f *pflag.Flag) {
+			name := c.CommandPath() + " --" + f.Name
+			if seen[f] {
+				return
+			}
+			seen[f] = true
+			require.NotContains(t, f.Usage, "`", name)
+			for _, begin := range []string{"and ", "with that", "with this"} {
+				require.False(t, strings.HasPrefix(f.Usage, begin), "%s: the help continues that of another flag: %q", name, f.Usage)
+			}
+			switch {
+			case f.Value.Type() == "duration":
+				require.Error(t, f.Value.Set("0s"), name)
+				require.Error(t, f.Value.Set("-1h"), name)
+				require.NoError(t, f.Value.Set("1d"), name)
+			case f.Name == "limit":
+				require.Error(t, f.Value.Set("-1"), name)
+			}
+		}
+		c.PersistentFlags().VisitAll(check)
+		c.Flags().VisitAll(check)
+	})
+}
+
+// TestVerbConventions checks that the usual verbs have their aliases everywhere, and that show and delete with one
+// argument take several.
+func TestVerbConventions(t *testing.T) {
+	everyCommand(func(c *cobra.Command) {
+		args := strings.Fields(c.Use)[1:]
+		switch c.Name() {
+		case "list":
+			require.Contains(t, c.Aliases, "ls", c.CommandPath())
+		case "show":
+			require.Contains(t, c.Aliases, "describe", c.CommandPath())
+		case "delete":
+			require.Contains(t, c.Aliases, "rm", c.CommandPath())
+		case "add", "remove", "set", "get":
+			// The commands for members and routes, and etcd's commands, have the names that their users know.
+			require.Regexp(t, `^trivet (cluster|network route|kv) `, c.CommandPath())
+		}
+		if (c.Name() == "show" || c.Name() == "delete") && len(args) == 1 && !strings.HasPrefix(args[0], "[") {
+			require.True(t, strings.HasSuffix(args[0], "..."), "%s takes one argument only", c.CommandPath())
+		}
+	})
+}
+
+// TestUnknownCommands checks that each command with subcommands suggests one for a name with a typing error.
+func TestUnknownCommands(t *testing.T) {
+	everyCommand(func(c *cobra.Command) {
+		if !c.HasAvailableSubCommands() || c.Name() == "completion" {
+			return
+		}
+		for _, sub := range c.Commands() {
+			if len(sub.Name()) < 4 || !sub.IsAvailableCommand() {
+				continue
+			}
+			err := c.ValidateArgs([]string{sub.Name() + "x"})
+			var p *session.Problem
+			require.ErrorAs(t, err, &p, c.CommandPath())
+			require.Contains(t, p.Hint, "did you mean `"+c.CommandPath(), c.CommandPath())
+		}
+	})
+}
