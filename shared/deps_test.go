@@ -126,6 +126,7 @@ var others = map[string][]string{
 	"shared/atomicfile":        {},
 	"shared/filelock":          {},
 	"shared/fault":             {},
+	"shared/filter":            {"shared/fault"},
 	"shared/mutant":            {},
 	"shared/mutant/mutanttest": {},
 	"shared/mtls":              {"shared/atomicfile", "shared/mutant"},

@@ -39,7 +39,7 @@ var (
 	devicePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 )
 
-// Limits and defaults of the fields of requests. MaxPairKey, MaxPairValue, MaxCmdline, MaxIdempotencyKey and MaxFilter
+// Limits and defaults of the fields of requests. MaxPairKey, MaxPairValue, MaxCmdline and MaxIdempotencyKey
 // are lengths in bytes. DefaultStop is in milliseconds and DefaultMemory in MiB. The other names contain the unit or
 // what is counted.
 const (
@@ -60,7 +60,6 @@ const (
 	DefaultPage       = 100
 	MaxPage           = 1000
 	MaxIdempotencyKey = 255
-	MaxFilter         = 4 << 10
 	DefaultDiskGiB    = 10
 	DefaultMemory     = 512
 )

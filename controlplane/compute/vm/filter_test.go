@@ -3,6 +3,7 @@ package vm
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -11,7 +12,16 @@ import (
 )
 
 func TestFilter(t *testing.T) {
-	vm := &cloud.VM{ID: "i", Name: "web-1", State: cloud.Running, Node: "n1", Labels: map[string]string{"env": "prod", "a/b": "c", "tier": "2"}}
+	at := time.Date(2026, 2, 3, 0, 0, 0, 0, time.UTC).UnixMilli()
+	vm := &cloud.VM{
+		ID: "i", Name: "web-1", State: cloud.Running, Node: "n1", Labels: map[string]string{"env": "prod", "a/b": "c", "tier": "2"},
+		Metadata: map[string]string{"role": "db"}, CreatedBy: "ada", CreatedAt: at, UpdatedAt: at,
+		Spec: cloud.Spec{
+			CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 4096},
+			Disks: []cloud.Disk{{Image: "img", SizeGiB: 10}, {SizeGiB: 20}, {Volume: "vol"}},
+		},
+		Status: cloud.Status{LastError: "disk is full", Addresses: []string{"10.0.0.5"}},
+	}
 	for text, want := range map[string]bool{
 		"":                                      true,
 		"  ":                                    true,
@@ -26,15 +36,36 @@ func TestFilter(t *testing.T) {
 		`NOT state = STOPPED`:                   true,
 		`-state = RUNNING`:                      false,
 		`(state = STOPPED OR name = "web-1") AND labels.env != "dev"`: true,
-		`labels:env`:          true,
-		`labels:nothing`:      false,
-		`labels.env:*`:        true,
-		`labels."a/b" = "c"`:  true,
-		`labels.tier = "2"`:   true,
-		`labels.none = "x"`:   false,
-		`labels.none != "x"`:  true,
-		`node_id = "n1"`:      true,
-		`id = "i" name = "x"`: false,
+		`labels:env`:                          true,
+		`labels:nothing`:                      false,
+		`labels.env:*`:                        true,
+		`labels."a/b" = "c"`:                  true,
+		`labels.tier = "2"`:                   true,
+		`labels.none = "x"`:                   false,
+		`labels.none != "x"`:                  true,
+		`node_id = "n1"`:                      true,
+		`id = "i" name = "x"`:                 false,
+		`name : web`:                          true,
+		`name = "web*"`:                       true,
+		`vcpus > 1`:                           true,
+		`vcpus >= 3`:                          false,
+		`memory > 1`:                          true,
+		`memory = "4GiB"`:                     true,
+		`memory < 4096`:                       false,
+		`disk >= 30`:                          true,
+		`disk > "1TiB"`:                       false,
+		`image_id = "img"`:                    true,
+		`volume_id : "vol"`:                   true,
+		`volume_id = "img"`:                   false,
+		`created_by = ada`:                    true,
+		`last_error : full`:                   true,
+		`ip_addresses:"10.0.0.5"`:             true,
+		`ip_addresses = "10.0.1.*"`:           false,
+		`metadata.role = db`:                  true,
+		`labels.tier > 1`:                     true,
+		`created_at > "2026-01-01"`:           true,
+		`updated_at < "2026-01-01T00:00:00Z"`: false,
+		`started_at = "1970-01-01T00:00:00Z"`: true,
 	} {
 		m, err := parseFilter(text)
 		require.NoError(t, err, text)
@@ -44,9 +75,10 @@ func TestFilter(t *testing.T) {
 
 func TestBadFilter(t *testing.T) {
 	for _, text := range []string{
-		`name =`, `= "x"`, `name`, `"x"`, `name > "a"`, `owner = "x"`, `state = FLYING`, `labels = "x"`, `name = (`, `name.x = "y"`,
+		`name =`, `= "x"`, `name`, `"x"`, `owner = "x"`, `memory > "big"`, `memory : 1`, `state > RUNNING`, `created_at = yesterday`,
+		`ip_addresses > "1"`, `state = FLYING`, `labels = "x"`, `name = (`, `name.x = "y"`,
 		`f(name) = "x"`, `name = 'x`, strings.Repeat("(", 5000), strings.Repeat("(", 100) + `name="x"` + strings.Repeat(")", 100),
-		strings.Repeat("x", cloud.MaxFilter+1),
+		strings.Repeat("x", 4<<10+1),
 	} {
 		_, err := parseFilter(text)
 		require.True(t, fault.Is(err, fault.InvalidArgument), "%q: %v", text, err)
