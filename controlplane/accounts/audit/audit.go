@@ -37,13 +37,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // OK is the outcome of a successful call. Every other outcome is the name of a gRPC code in capitals, such as
 // PERMISSION_DENIED.
 const OK = "OK"
+
+// suppressed is the outcome of a record that counts the refusals of which a member wrote no records.
+const suppressed = "SUPPRESSED"
 
 // Record describes one call that was executed or refused.
 type Record struct {
@@ -130,37 +132,10 @@ func put(tx *store.Tx, r *Record) {
 // sort first.
 func newestFirst(at cloud.Time) string { return fmt.Sprintf("%016x", uint64(math.MaxInt64-max(at, 0))) }
 
-// Query selects the records that match all of its fields. A field that is empty or 0 matches every record.
-type Query struct {
-	// Within limits the query to the records of an org (including all its projects) or of one project.
-	Within    cloud.Tenant
-	Principal string
-	// Method is the full name of a gRPC method, or the part after its last slash.
-	Method string
-	// Outcome is the outcome that a record must have; Refused selects every outcome except OK.
-	Outcome string
-	// Since and Until are the limits of the records' time, in Unix milliseconds: Since inclusive, Until exclusive. 0
-	// means no limit.
-	Since, Until cloud.Time
-	Size         int32
-	Token        string
-}
-
-// Refused is a value of Query.Outcome that selects every outcome except OK.
-const Refused = "REFUSED"
-
-func (q *Query) matches(r *Record) bool {
-	return (q.Within.Org == "" || r.Tenant.Org == q.Within.Org) && (q.Within.Project == "" || r.Tenant.Project == q.Within.Project) &&
-		(q.Principal == "" || r.Principal == q.Principal) &&
-		(q.Method == "" || r.Method == q.Method || strings.HasSuffix(r.Method, "/"+q.Method)) &&
-		(q.Outcome == "" || r.Outcome == q.Outcome || q.Outcome == Refused && r.Outcome != OK) &&
-		r.At >= q.Since && (q.Until == 0 || r.At < q.Until)
-}
-
 // List returns a page of records, newest first.
 func (s *Service) List(ctx context.Context, q Query) ([]*Record, string, error) {
-	if q.Since < 0 || q.Until < 0 {
-		return nil, "", fault.Invalid("since", "since and until are Unix milliseconds, 0 for no bound")
+	if err := q.check(); err != nil {
+		return nil, "", err
 	}
 	req := store.PageRequest{Size: q.Size, Token: q.Token, Query: fmt.Sprintf("audit\x00%q", []any{q.Within, q.Principal, q.Method, q.Outcome, q.Since, q.Until})}
 	if q.Until > 0 {

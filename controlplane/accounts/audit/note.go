@@ -92,7 +92,7 @@ func (n *notes) take() (batch []Record) {
 		batch = append(batch, *n.kinds[k])
 	}
 	if n.lost > 0 {
-		batch = append(batch, Record{ID: uuid.NewString(), Outcome: "SUPPRESSED", Message: "too many different ones at once", Suppressed: n.lost})
+		batch = append(batch, Record{ID: uuid.NewString(), Outcome: suppressed, Message: "too many different ones at once", Suppressed: n.lost})
 	}
 	*n = notes{}
 	return batch
