@@ -419,9 +419,9 @@ func (f *fakeIdentity) ListAuditRecords(_ context.Context, in *identityv1.ListAu
 			kept = append(kept, r)
 		}
 	}
-	// Return three records per page, whatever page size the request has.
+	// A page has three records, or fewer.
 	from, _ := strconv.Atoi(in.GetPageToken())
-	if to := from + 3; to < len(kept) {
+	if to := from + min(3, int(in.GetPageSize())); to < len(kept) {
 		return &identityv1.ListAuditRecordsResponse{Records: kept[from:to], NextPageToken: strconv.Itoa(to)}, nil
 	}
 	return &identityv1.ListAuditRecordsResponse{Records: kept[from:]}, nil

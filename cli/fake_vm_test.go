@@ -151,9 +151,10 @@ func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.L
 	if in.GetPageToken() != "" {
 		_, _ = fmt.Sscan(in.GetPageToken(), &from)
 	}
-	resp := &vmv1.ListVmsResponse{Vms: vms[from:min(from+2, len(vms))]}
-	if from+2 < len(vms) {
-		resp.NextPageToken = fmt.Sprint(from + 2)
+	to := min(from+min(2, int(in.GetPageSize())), len(vms)) // a page has two VMs, or fewer
+	resp := &vmv1.ListVmsResponse{Vms: vms[from:to]}
+	if to < len(vms) {
+		resp.NextPageToken = fmt.Sprint(to)
 	}
 	return resp, nil
 }

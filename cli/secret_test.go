@@ -21,7 +21,7 @@ func TestNoFlagTakesASecret(t *testing.T) {
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {
 		check := func(f *pflag.Flag) {
-			if secret.MatchString(f.Name) {
+			if secret.MatchString(f.Name) && f.Name != "page-token" { // which is not a secret
 				named++
 				require.True(t, strings.HasSuffix(f.Name, "-file") || f.Value.Type() == "bool", "%s --%s", c.CommandPath(), f.Name)
 			}

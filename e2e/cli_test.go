@@ -213,7 +213,7 @@ func TestCommandLine(t *testing.T) {
 	list.await(`changed +web .* RUNNING`)
 	var vm struct{ Name, State string }
 	require.NoError(t, json.Unmarshal([]byte(must(ada, "vm", "show", "web", "-o", "json")), &vm))
-	require.Equal(t, "VM_STATE_RUNNING", vm.State)
+	require.Equal(t, "RUNNING", vm.State)
 	require.NoError(t, lab.Until(ctx, "the banner is in the log", func(context.Context) error {
 		if out := must(ada, "vm", "log", "web"); !strings.Contains(out, banner) {
 			return os.ErrNotExist

@@ -166,10 +166,10 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.Contains(t, ada.browses("--provider", "corp", "--project", "web", "--context", "outside"), "as ada until")
 	require.Regexp(t, `Proven by: +oidc`, ada.does("whoami"))
 	var contexts struct {
-		Contexts []struct{ Name, State string }
+		Items []struct{ Name, State string }
 	}
 	require.NoError(t, json.Unmarshal([]byte(ada.does("context", "list", "-o", "json")), &contexts))
-	require.Equal(t, "[{ada/web@127.0.0.1 LOGGED_OUT} {outside LOGGED_IN}]", fmt.Sprint(contexts.Contexts))
+	require.Equal(t, "[{ada/web@127.0.0.1 LOGGED_OUT} {outside LOGGED_IN}]", fmt.Sprint(contexts.Items))
 
 	// Remove the role, the user, the project and the org. An org with a project must not be deleted.
 	admin.does("binding", "remove", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")

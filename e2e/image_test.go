@@ -97,7 +97,7 @@ func TestImageUpload(t *testing.T) {
 	require.Equal(t, parts-acknowledged, w.partCalls(ctx)-before, "parts that were sent by the second run")
 	var image struct{ ID, Checksum, Status string }
 	require.NoError(t, json.Unmarshal([]byte(out), &image))
-	require.Equal(t, "IMAGE_STATUS_AVAILABLE", image.Status)
+	require.Equal(t, "AVAILABLE", image.Status)
 	require.Equal(t, "sha256:"+sum, image.Checksum)
 
 	must("vm", "create", "web", "--image", "big", "--memory", "192", "--disk", strconv.FormatInt(size>>30+1, 10), "--network", "none", "--start")

@@ -7,11 +7,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
@@ -36,9 +35,11 @@ func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Com
 	var all bool
 	var since, until string
 	req := &identityv1.ListAuditRecordsRequest{}
-	records := &session.List[*identityv1.AuditRecord]{
-		Page: func(ctx context.Context, conn *dial.Conn, token string) (_ []*identityv1.AuditRecord, _ string, err error) {
-			if token == "" {
+	read := false // whether the flags have been parsed
+	records := &list.Kind[*identityv1.AuditRecord]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) (_ []*identityv1.AuditRecord, _ string, err error) {
+			if !read {
+				read = true
 				now := s.Now()
 				if req.Since, err = parseAuditTime(now, "since", since); err != nil {
 					return nil, "", err
@@ -59,35 +60,26 @@ func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Com
 			case req.OrgId == "" && req.ProjectId == "":
 				req.OrgId, _ = s.Tenant()
 			}
-			req.PageSize, req.PageToken = session.PageSize, token
+			req.PageSize, req.PageToken = q.Size, q.Token
 			page, err := identityv1.NewIdentityServiceClient(conn).ListAuditRecords(ctx, req)
 			return page.GetRecords(), page.GetNextPageToken(), err
 		},
-		Whole: func(all []*identityv1.AuditRecord) proto.Message {
-			return &identityv1.ListAuditRecordsResponse{Records: all}
-		},
-		Name:   (*identityv1.AuditRecord).GetId,
-		Header: []string{"TIME", "WHO", "TENANT", "METHOD", "TARGET", "OUTCOME", "FROM", "REQUEST", "MESSAGE"},
-		Row: func(r *identityv1.AuditRecord) []string {
-			message := r.GetMessage()
-			if n := r.GetSuppressed(); n > 0 {
-				message = strings.TrimSpace(message + " (and " + strconv.FormatUint(n, 10) + " more like it)")
-			}
-			return []string{
-				show.When(r.GetTime()), r.GetPrincipal(), auditTenant(r), r.GetMethod()[strings.LastIndexByte(r.GetMethod(), '/')+1:], r.GetTarget(),
-				r.GetOutcome(), r.GetAddress(), r.GetRequestId(), message,
-			}
-		},
+		Name:    (*identityv1.AuditRecord).GetId,
+		Columns: auditColumns,
 	}
 	c := records.Command(s, &cobra.Command{
 		Use: "list", Short: "List audit records, newest first",
 		Long: `List audit records, newest first, of the org and project of --org and --project, or else of the login's org. With
 --all, or if neither the flags nor the login name an org, list the records of the whole cloud, which requires the
-role system:admin. A time is a duration before now, such as 90m or 24h, or a time such as 2026-03-01T12:00:00Z.`,
+role system:admin. A time is a duration before now, such as 90m or 24h, or a time such as 2026-03-01T12:00:00Z. To
+continue a list with --page-token, give --since and --until as times: a duration before now is another time by then.
+
+The column TARGET is the name in the request, or else the first ID. -o wide shows what the call named completely, with
+the message, the request ID and the address of the caller.`,
 		Example: `  trivet audit list --since 1h
   trivet audit list --org acme --method DeleteVm --since 720h -o json
   trivet audit list --outcome REFUSED --since 2026-03-01T00:00:00Z --until 2026-03-02T00:00:00Z`,
-	}, auditTimeout, nil)
+	}, auditTimeout)
 	c.Flags().BoolVar(&all, "all", false, "list the records of every org and project")
 	c.Flags().StringVar(&req.Principal, "user", "", "list only calls of this user or service account")
 	c.Flags().StringVar(&req.Method, "method", "", "list only calls of this method, such as CreateVm")
@@ -98,6 +90,43 @@ role system:admin. A time is a duration before now, such as 90m or 24h, or a tim
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("outcome", cobra.FixedCompletions([]string{"OK", "REFUSED"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
+}
+
+func auditColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.AuditRecord] {
+	type record = *identityv1.AuditRecord
+	return []list.Column[record]{
+		list.Age("AGE", s.Now, record.GetTime),
+		list.Time("TIME", record.GetTime, list.InWide),
+		{Name: "USER", Text: record.GetPrincipal, Max: 14},
+		{Name: "TENANT", Text: auditTenant, In: list.InWide},
+		{Name: "METHOD", Text: func(r record) string { return r.GetMethod()[strings.LastIndexByte(r.GetMethod(), '/')+1:] }, Max: 21},
+		{Name: "OUTCOME", Text: record.GetOutcome},
+		{Name: "TARGET", Text: record.GetTarget, Table: auditTarget, Max: 15},
+		{Name: "FROM", Text: record.GetAddress, In: list.InWide},
+		{Name: "REQUEST", Text: record.GetRequestId, In: list.InWide},
+		{Name: "MESSAGE", Text: auditMessage, In: list.InWide},
+	}
+}
+
+// auditTarget returns the value of name= in the target of a record or, without one, the first value.
+func auditTarget(r *identityv1.AuditRecord) string {
+	pairs := strings.Fields(r.GetTarget())
+	for _, p := range pairs {
+		if name, ok := strings.CutPrefix(p, "name="); ok {
+			return name
+		}
+	}
+	if len(pairs) == 0 {
+		return ""
+	}
+	return pairs[0][strings.IndexByte(pairs[0], '=')+1:]
+}
+
+func auditMessage(r *identityv1.AuditRecord) string {
+	if n := r.GetSuppressed(); n > 0 {
+		return strings.TrimSpace(r.GetMessage() + " (and " + strconv.FormatUint(n, 10) + " more like it)")
+	}
+	return r.GetMessage()
 }
 
 func auditTenant(r *identityv1.AuditRecord) string {

@@ -6,9 +6,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
@@ -170,13 +170,30 @@ func orgOfProject(ctx context.Context, client identityv1.IdentityServiceClient, 
 	return p.GetOrgId(), err
 }
 
+func grantColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.Grant] {
+	type grant = *identityv1.Grant
+	return []list.Column[grant]{
+		{Name: "USER", Text: grant.GetUserId},
+		{Name: "ROLE", Text: func(g grant) string { return g.GetBinding().GetRole() }},
+		{Name: "ORG", Text: func(g grant) string { return g.GetBinding().GetOrgId() }},
+		{Name: "PROJECT", Text: func(g grant) string { return g.GetBinding().GetProjectId() }},
+		{Name: "STATE", Text: func(g grant) string {
+			if g.GetPending() {
+				return "INVITED"
+			}
+			return "ACTIVE"
+		}},
+		list.Time("EXPIRES", grant.GetExpiresAt, list.InWide),
+	}
+}
+
 func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	var all bool
 	var user, role string
-	grants := &session.List[*identityv1.Grant]{
-		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Grant, string, error) {
+	grants := &list.Kind[*identityv1.Grant]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.Grant, string, error) {
 			client := identityv1.NewIdentityServiceClient(conn)
-			req := &identityv1.ListBindingsRequest{PageSize: session.PageSize, PageToken: token}
+			req := &identityv1.ListBindingsRequest{PageSize: q.Size, PageToken: q.Token}
 			switch {
 			case all && (s.Given("org") || s.Given("project")):
 				return nil, "", session.Usagef("give --all, or --org and --project, not both")
@@ -191,16 +208,10 @@ func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.
 			page, err := client.ListBindings(ctx, req)
 			return page.GetGrants(), page.GetNextPageToken(), err
 		},
-		Whole:  func(all []*identityv1.Grant) proto.Message { return &identityv1.ListBindingsResponse{Grants: all} },
-		Name:   (*identityv1.Grant).GetUserId,
-		Header: []string{"USER", "ROLE", "ORG", "PROJECT", "STATE"},
-		Row: func(g *identityv1.Grant) []string {
-			b := g.GetBinding()
-			state := "ACTIVE"
-			if g.GetPending() {
-				state = "INVITED"
-			}
-			return []string{g.GetUserId(), b.GetRole(), b.GetOrgId(), b.GetProjectId(), state}
+		Name:    (*identityv1.Grant).GetUserId,
+		Columns: grantColumns,
+		Keep: func(g *identityv1.Grant) bool {
+			return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())
 		},
 	}
 	c := grants.Command(s, &cobra.Command{
@@ -208,9 +219,7 @@ func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.
 		Long: `List users and their roles in the org and project of --org and --project, or else of the login. With --all, or if
 neither the flags nor the login name an org or project, list all roles, which requires the role system:admin.`,
 		Example: "  trivet binding list --org acme\n  trivet binding list --all --role system:admin",
-	}, callTimeout, func(g *identityv1.Grant) bool {
-		return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())
-	})
+	}, callTimeout)
 	c.Flags().BoolVar(&all, "all", false, "list the roles in every org and project")
 	c.Flags().StringVar(&user, "user", "", "list only the roles of this user")
 	c.Flags().StringVar(&role, "role", "", "list only this role")

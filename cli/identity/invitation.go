@@ -6,11 +6,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
@@ -25,7 +24,7 @@ at once; a role of another org is an invitation: it has no effect until you acce
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
-		invitations.Command(s, &cobra.Command{Use: "list", Short: "List the roles that you are invited to"}, callTimeout, nil),
+		invitations.Command(s, &cobra.Command{Use: "list", Short: "List the roles that you are invited to"}, callTimeout),
 		answerInvitationCommand(s, "accept", "Accept a role", "The role is effective from the next call on. A default project that you already have stays the same.", "accepted",
 			func(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) error {
 				_, err := c.AcceptInvitation(ctx, &identityv1.AcceptInvitationRequest{Binding: b})
@@ -39,21 +38,24 @@ at once; a role of another org is an invitation: it has no effect until you acce
 	return c
 }
 
-var invitations = &session.List[*identityv1.Invitation]{
-	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Invitation, string, error) {
+var invitations = &list.Kind[*identityv1.Invitation]{
+	Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.Invitation, string, error) {
 		page, err := identityv1.NewIdentityServiceClient(conn).ListInvitations(ctx,
-			&identityv1.ListInvitationsRequest{PageSize: session.PageSize, PageToken: token})
+			&identityv1.ListInvitationsRequest{PageSize: q.Size, PageToken: q.Token})
 		return page.GetInvitations(), page.GetNextPageToken(), err
 	},
-	Whole: func(all []*identityv1.Invitation) proto.Message {
-		return &identityv1.ListInvitationsResponse{Invitations: all}
-	},
-	Name:   func(i *identityv1.Invitation) string { return bindingTenant(i.GetBinding()) },
-	Header: []string{"PLACE", "ROLE", "INVITED BY", "ENDS"},
-	Row: func(i *identityv1.Invitation) []string {
-		return []string{bindingTenant(i.GetBinding()), i.GetBinding().GetRole(), i.GetInvitedBy(), show.When(i.GetExpiresAt())}
+	Name: invitationTenant,
+	Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.Invitation] {
+		return []list.Column[*identityv1.Invitation]{
+			{Name: "PLACE", Text: invitationTenant},
+			{Name: "ROLE", Text: func(i *identityv1.Invitation) string { return i.GetBinding().GetRole() }},
+			{Name: "INVITED BY", Text: (*identityv1.Invitation).GetInvitedBy},
+			list.Until("EXPIRES", s.Now, (*identityv1.Invitation).GetExpiresAt),
+		}
 	},
 }
+
+func invitationTenant(i *identityv1.Invitation) string { return bindingTenant(i.GetBinding()) }
 
 // bindingTenant formats the tenant of a binding as ORG or ORG/PROJECT.
 func bindingTenant(b *identityv1.Binding) string {

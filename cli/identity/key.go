@@ -4,11 +4,10 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
@@ -22,20 +21,27 @@ require the role system:admin.`,
 		Example: "  trivet key list\n  trivet key rotate",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(keys.Command(s, &cobra.Command{Use: "list", Short: "List the keys"}, callTimeout, nil), rotateKeysCommand(s), revokeKeyCommand(s))
+	c.AddCommand(keys.Command(s, &cobra.Command{Use: "list", Short: "List the keys"}, callTimeout), rotateKeysCommand(s), revokeKeyCommand(s))
 	return c
 }
 
-var keys = &session.List[*identityv1.Key]{
-	Page: func(ctx context.Context, conn *dial.Conn, _ string) ([]*identityv1.Key, string, error) {
+var keys = &list.Kind[*identityv1.Key]{
+	Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.Key, string, error) {
 		all, err := identityv1.NewIdentityServiceClient(conn).ListKeys(ctx, &identityv1.ListKeysRequest{})
-		return all.GetKeys(), "", err
+		if err != nil {
+			return nil, "", err
+		}
+		return list.Slice(all.GetKeys(), q)
 	},
-	Whole:  func(all []*identityv1.Key) proto.Message { return &identityv1.ListKeysResponse{Keys: all} },
-	Name:   (*identityv1.Key).GetId,
-	Header: []string{"ID", "USE", "CREATED", "ENDS"},
-	Row: func(k *identityv1.Key) []string {
-		return []string{k.GetId(), k.GetUse(), show.When(k.GetCreatedAt()), show.When(k.GetEndsAt())}
+	Name: (*identityv1.Key).GetId,
+	Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.Key] {
+		return []list.Column[*identityv1.Key]{
+			{Name: "ID", Text: (*identityv1.Key).GetId},
+			{Name: "USE", Text: (*identityv1.Key).GetUse},
+			list.Age("AGE", s.Now, (*identityv1.Key).GetCreatedAt),
+			list.Time("CREATED", (*identityv1.Key).GetCreatedAt, list.InWide),
+			list.Until("ENDS", s.Now, (*identityv1.Key).GetEndsAt),
+		}
 	},
 }
 
@@ -52,7 +58,7 @@ that verify tokens may not have loaded the staged key yet; with --force they may
 		if err != nil {
 			return err
 		}
-		return keys.Print(s, all, all.GetKeys()...)
+		return keys.PrintAll(ctx, s, conn, all.GetKeys()...)
 	})
 	return c
 }
@@ -70,7 +76,7 @@ key can only be revoked if there is a staged key to replace it.`,
 		if err != nil {
 			return err
 		}
-		return keys.Print(s, all, all.GetKeys()...)
+		return keys.PrintAll(ctx, s, conn, all.GetKeys()...)
 	})
 	return c
 }

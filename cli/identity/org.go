@@ -4,11 +4,10 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
@@ -22,20 +21,25 @@ system:admin.`,
 		Example: "  trivet org create acme --name \"Acme Corp.\"\n  trivet project create web --org acme",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createOrgCommand(s), orgs.Command(s, &cobra.Command{Use: "list", Short: "List the orgs that you have a role in"}, callTimeout, nil),
+	c.AddCommand(createOrgCommand(s), orgs.Command(s, &cobra.Command{Use: "list", Short: "List the orgs that you have a role in"}, callTimeout),
 		showOrgCommand(s), deleteOrgCommand(s))
 	return c
 }
 
-var orgs = &session.List[*identityv1.Org]{
-	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Org, string, error) {
-		page, err := identityv1.NewIdentityServiceClient(conn).ListOrgs(ctx, &identityv1.ListOrgsRequest{PageSize: session.PageSize, PageToken: token})
+var orgs = &list.Kind[*identityv1.Org]{
+	Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.Org, string, error) {
+		page, err := identityv1.NewIdentityServiceClient(conn).ListOrgs(ctx, &identityv1.ListOrgsRequest{PageSize: q.Size, PageToken: q.Token})
 		return page.GetOrgs(), page.GetNextPageToken(), err
 	},
-	Whole:  func(all []*identityv1.Org) proto.Message { return &identityv1.ListOrgsResponse{Orgs: all} },
-	Name:   (*identityv1.Org).GetId,
-	Header: []string{"ID", "NAME", "CREATED"},
-	Row:    func(o *identityv1.Org) []string { return []string{o.GetId(), o.GetName(), show.When(o.GetCreatedAt())} },
+	Name: (*identityv1.Org).GetId,
+	Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.Org] {
+		return []list.Column[*identityv1.Org]{
+			{Name: "ID", Text: (*identityv1.Org).GetId},
+			{Name: "NAME", Text: (*identityv1.Org).GetName, Max: 40},
+			list.Age("AGE", s.Now, (*identityv1.Org).GetCreatedAt),
+			list.Time("CREATED", (*identityv1.Org).GetCreatedAt, list.InWide),
+		}
+	},
 }
 
 // OrgNames returns a shell completion for an argument or a flag, with the IDs of orgs.
@@ -56,7 +60,7 @@ the org is deleted. A new org can have 100 projects and has no other limits: set
 		if err != nil {
 			return err
 		}
-		return orgs.Print(s, o, o)
+		return orgs.PrintOne(ctx, s, conn, o)
 	})
 	return c
 }
@@ -69,7 +73,7 @@ func showOrgCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return orgs.Print(s, o, o)
+		return orgs.PrintOne(ctx, s, conn, o)
 	})
 	return c
 }

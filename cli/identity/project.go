@@ -4,12 +4,10 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
-
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
@@ -25,23 +23,27 @@ projects cannot see. Creating and deleting a project requires the role system:ad
 	all := projectList(s)
 	c.AddCommand(createProjectCommand(s), all.Command(s, &cobra.Command{
 		Use: "list", Short: "List the projects that you have a role in", Long: "List the projects that you have a role in; with --org only the projects of that org.",
-	}, callTimeout, nil), showProjectCommand(s), deleteProjectCommand(s))
+	}, callTimeout), showProjectCommand(s), deleteProjectCommand(s))
 	return c
 }
 
-func projectList(s *session.Session) *session.List[*identityv1.Project] {
-	return &session.List[*identityv1.Project]{
-		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.Project, string, error) {
+func projectList(s *session.Session) *list.Kind[*identityv1.Project] {
+	return &list.Kind[*identityv1.Project]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.Project, string, error) {
 			org, _ := s.Named()
 			page, err := identityv1.NewIdentityServiceClient(conn).ListProjects(ctx,
-				&identityv1.ListProjectsRequest{OrgId: org, PageSize: session.PageSize, PageToken: token})
+				&identityv1.ListProjectsRequest{OrgId: org, PageSize: q.Size, PageToken: q.Token})
 			return page.GetProjects(), page.GetNextPageToken(), err
 		},
-		Whole:  func(all []*identityv1.Project) proto.Message { return &identityv1.ListProjectsResponse{Projects: all} },
-		Name:   (*identityv1.Project).GetId,
-		Header: []string{"ID", "ORG", "NAME", "CREATED"},
-		Row: func(p *identityv1.Project) []string {
-			return []string{p.GetId(), p.GetOrgId(), p.GetName(), show.When(p.GetCreatedAt())}
+		Name: (*identityv1.Project).GetId,
+		Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.Project] {
+			return []list.Column[*identityv1.Project]{
+				{Name: "ID", Text: (*identityv1.Project).GetId},
+				{Name: "ORG", Text: (*identityv1.Project).GetOrgId},
+				{Name: "NAME", Text: (*identityv1.Project).GetName, Max: 30},
+				list.Age("AGE", s.Now, (*identityv1.Project).GetCreatedAt),
+				list.Time("CREATED", (*identityv1.Project).GetCreatedAt, list.InWide),
+			}
 		},
 	}
 }
@@ -75,7 +77,7 @@ requires the role system:admin.`,
 		if err != nil {
 			return err
 		}
-		return projectList(s).Print(s, p, p)
+		return projectList(s).PrintOne(ctx, s, conn, p)
 	})
 	return c
 }
@@ -88,7 +90,7 @@ func showProjectCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return projectList(s).Print(s, p, p)
+		return projectList(s).PrintOne(ctx, s, conn, p)
 	})
 	return c
 }

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/account"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
@@ -30,29 +30,34 @@ roles that its creator has there. Creating and deleting one requires the role pr
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	all := serviceAccounts(s)
-	c.AddCommand(createServiceAccountCommand(s), all.Command(s, &cobra.Command{Use: "list", Short: "List the project's service accounts"}, callTimeout, nil), deleteServiceAccountCommand(s))
+	c.AddCommand(createServiceAccountCommand(s), all.Command(s, &cobra.Command{Use: "list", Short: "List the project's service accounts"}, callTimeout), deleteServiceAccountCommand(s))
 	return c
 }
 
-func serviceAccounts(s *session.Session) *session.List[*identityv1.ServiceAccount] {
-	return &session.List[*identityv1.ServiceAccount]{
-		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.ServiceAccount, string, error) {
-			req := &identityv1.ListServiceAccountsRequest{PageSize: session.PageSize, PageToken: token}
+func serviceAccounts(s *session.Session) *list.Kind[*identityv1.ServiceAccount] {
+	return &list.Kind[*identityv1.ServiceAccount]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.ServiceAccount, string, error) {
+			req := &identityv1.ListServiceAccountsRequest{PageSize: q.Size, PageToken: q.Token}
 			req.OrgId, req.ProjectId = s.Tenant()
 			page, err := identityv1.NewIdentityServiceClient(conn).ListServiceAccounts(ctx, req)
 			return page.GetAccounts(), page.GetNextPageToken(), err
 		},
-		Whole: func(all []*identityv1.ServiceAccount) proto.Message {
-			return &identityv1.ListServiceAccountsResponse{Accounts: all}
-		},
-		Name:   (*identityv1.ServiceAccount).GetId,
-		Header: []string{"NAME", "ID", "PROJECT", "ROLES", "EXPIRES", "MADE BY", "CREATED"},
-		Row: func(a *identityv1.ServiceAccount) []string {
-			return []string{
-				a.GetName(), a.GetId(), a.GetOrgId() + "/" + a.GetProjectId(), strings.Join(a.GetRoles(), ", "),
-				show.When(a.GetExpiresAt()), a.GetCreatedBy(), show.When(a.GetCreatedAt()),
-			}
-		},
+		Name:    (*identityv1.ServiceAccount).GetId,
+		Columns: serviceAccountColumns,
+	}
+}
+
+func serviceAccountColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.ServiceAccount] {
+	type sa = *identityv1.ServiceAccount
+	return []list.Column[sa]{
+		{Name: "NAME", Text: sa.GetName},
+		{Name: "ID", Text: sa.GetId, In: list.InWide},
+		{Name: "PROJECT", Text: func(a sa) string { return a.GetOrgId() + "/" + a.GetProjectId() }},
+		{Name: "ROLES", Text: func(a sa) string { return strings.Join(a.GetRoles(), ", ") }, Max: 30},
+		list.Until("EXPIRES", s.Now, sa.GetExpiresAt),
+		list.Age("AGE", s.Now, sa.GetCreatedAt),
+		{Name: "CREATOR", Text: sa.GetCreatedBy, In: list.InWide},
+		list.Time("CREATED", sa.GetCreatedAt, list.InWide),
 	}
 }
 

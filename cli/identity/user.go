@@ -6,9 +6,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
@@ -24,7 +24,7 @@ system:admin, except that every user can change their own password.`,
 		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding create --user ada --role project:member --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout, nil), showUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),
+	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout), showUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),
 		changeUserCommand(s, "disable", "Revoke a user's tokens and issue no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
 			return c.DisableUser(ctx, &identityv1.DisableUserRequest{UserId: id})
 		}),
@@ -40,16 +40,22 @@ system:admin, except that every user can change their own password.`,
 	return c
 }
 
-var users = &session.List[*identityv1.User]{
-	Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*identityv1.User, string, error) {
-		page, err := identityv1.NewIdentityServiceClient(conn).ListUsers(ctx, &identityv1.ListUsersRequest{PageSize: session.PageSize, PageToken: token})
+var users = &list.Kind[*identityv1.User]{
+	Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.User, string, error) {
+		page, err := identityv1.NewIdentityServiceClient(conn).ListUsers(ctx, &identityv1.ListUsersRequest{PageSize: q.Size, PageToken: q.Token})
 		return page.GetUsers(), page.GetNextPageToken(), err
 	},
-	Whole:  func(all []*identityv1.User) proto.Message { return &identityv1.ListUsersResponse{Users: all} },
-	Name:   (*identityv1.User).GetId,
-	Header: []string{"ID", "NAME", "STATE", "LOGS IN BY", "ROLES"},
-	Row: func(u *identityv1.User) []string {
-		return []string{u.GetId(), u.GetName(), userState(u), strings.Join(userCredentials(u), ", "), strings.Join(userRoles(u), ", ")}
+	Name: (*identityv1.User).GetId,
+	Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.User] {
+		return []list.Column[*identityv1.User]{
+			{Name: "ID", Text: (*identityv1.User).GetId},
+			{Name: "NAME", Text: (*identityv1.User).GetName, Max: 20},
+			{Name: "STATE", Text: userState},
+			{Name: "LOGIN", Text: func(u *identityv1.User) string { return strings.Join(userCredentials(u), ", ") }, Max: 20},
+			{Name: "ROLES", Text: func(u *identityv1.User) string { return strings.Join(userRoles(u), ", ") }, Max: 40},
+			{Name: "ORG", Text: (*identityv1.User).GetOrgId, In: list.InWide},
+			list.Time("CREATED", (*identityv1.User).GetCreatedAt, list.InWide),
+		}
 	},
 }
 
@@ -74,7 +80,7 @@ user. Without --org, the home org is the org of the first role in an org that a 
 			req.OrgId, _ = s.Named()
 		}
 		u, err := identityv1.NewIdentityServiceClient(conn).CreateUser(ctx, req)
-		return printUser(s, u, err)
+		return printUser(ctx, s, conn, u, err)
 	})
 	return c
 }
@@ -109,7 +115,7 @@ func changeUserCommand(s *session.Session, verb, short string, do func(context.C
 	session.Many(c)
 	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
 		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), id)
-		return printUser(s, u, err)
+		return printUser(ctx, s, conn, u, err)
 	})
 	return c
 }
@@ -118,11 +124,11 @@ func userArgCommand(s *session.Session, use, short string) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("USER"), ValidArgsFunction: session.FirstArg(userNames(s))}
 }
 
-func printUser(s *session.Session, u *identityv1.User, err error) error {
+func printUser(ctx context.Context, s *session.Session, conn *dial.Conn, u *identityv1.User, err error) error {
 	if err != nil {
 		return err
 	}
-	return users.Print(s, u, u)
+	return users.PrintOne(ctx, s, conn, u)
 }
 
 func userState(u *identityv1.User) string {

@@ -88,7 +88,7 @@ the claim "sub" of its ID tokens, which stays the same when a mail address chang
 	session.Require(c, "provider", "subject")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		u, err := do(ctx, identityv1.NewIdentityServiceClient(conn), args[0], i)
-		return printUser(s, u, err)
+		return printUser(ctx, s, conn, u, err)
 	})
 	return c
 }

@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/images"
@@ -91,23 +92,35 @@ func catalogCommand(s *session.Session) *cobra.Command {
 }
 
 func catalogListCommand(s *session.Session, read func() ([]entry, error)) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "List the images that can be imported", Args: session.Exactly()}
-	c.RunE = s.Local(func(context.Context, []string) error {
-		all, err := read()
-		if err != nil {
-			return err
-		}
-		var names []string
-		var rows [][]string
-		for _, e := range all {
-			names = append(names, e.Name)
-			rows = append(rows, []string{e.Name, e.Architecture, e.URL})
-		}
-		return s.PrintValue(all, names, func(w io.Writer) error {
-			return show.Rows(w, []string{"NAME", "ARCHITECTURE", "URL"}, rows)
-		})
-	})
-	return c
+	entries := &list.Kind[entry]{
+		Page: func(_ context.Context, _ *dial.Conn, q list.Query) ([]entry, string, error) {
+			all, err := read()
+			if err != nil {
+				return nil, "", err
+			}
+			return list.Slice(all, q)
+		},
+		Name: func(e entry) string { return e.Name },
+		Columns: func(context.Context, *session.Session, *dial.Conn) []list.Column[entry] {
+			return []list.Column[entry]{
+				{Name: "NAME", Text: func(e entry) string { return e.Name }},
+				{Name: "SYSTEM", Text: func(e entry) string { return e.OS }},
+				{Name: "ARCHITECTURE", Text: func(e entry) string { return e.Architecture }},
+				{Name: "PUBLISHER", Text: publisherHost},
+				{Name: "URL", Text: func(e entry) string { return e.URL }, In: list.InWide},
+			}
+		},
+	}
+	return entries.LocalCommand(s, &cobra.Command{Use: "list", Short: "List the images that can be imported"})
+}
+
+// publisherHost returns the host of the URL of an image.
+func publisherHost(e entry) string {
+	u, err := url.Parse(e.URL)
+	if err != nil {
+		return ""
+	}
+	return u.Host
 }
 
 func catalogImportCommand(s *session.Session, read func() ([]entry, error)) *cobra.Command {
@@ -152,7 +165,7 @@ image. An image with another checksum is refused.`,
 		if err != nil {
 			return err
 		}
-		return printImage(s, image)
+		return printImage(ctx, s, image)
 	})
 	return c
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -37,30 +38,50 @@ func printHelp(c *cobra.Command, _ []string) error { return c.Help() }
 
 func listCommand(s *session.Session) *cobra.Command {
 	var own bool
-	var limit int
-	c := &cobra.Command{Use: "list", Short: "List the images that you can use", Args: session.Exactly()}
+	c := listed(s, &own).Command(s, &cobra.Command{Use: "list", Short: "List the images that you can use"}, callTimeout)
 	c.Flags().BoolVar(&own, "own", false, "list only the images of the org")
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		images, more, err := all(ctx, s, conn, !own, limit)
-		if err != nil {
-			return err
-		}
-		var names []string
-		var rows [][]string
-		for _, i := range images {
-			names = append(names, i.GetName())
-			rows = append(rows, row(s.Now(), i))
-		}
-		err = s.Print(&vmv1.ListImagesResponse{Images: images}, names, func(w io.Writer) error {
-			return show.Rows(w, header, rows)
-		})
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
-	})
 	return c
+}
+
+// listed describes images for lists: those of the org and, unless own is true, the public ones of other orgs.
+func listed(s *session.Session, own *bool) *list.Kind[*vmv1.Image] {
+	return &list.Kind[*vmv1.Image]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*vmv1.Image, string, error) {
+			org, _ := s.Tenant()
+			page, err := vmv1.NewImageServiceClient(conn).ListImages(ctx, &vmv1.ListImagesRequest{
+				OrgId: org, IncludePublic: !*own, PageSize: q.Size, PageToken: q.Token,
+			})
+			return page.GetImages(), page.GetNextPageToken(), err
+		},
+		Name: (*vmv1.Image).GetName,
+		Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*vmv1.Image] {
+			type image = *vmv1.Image
+			return []list.Column[image]{
+				{Name: "NAME", Text: image.GetName},
+				{Name: "ID", Text: image.GetId, In: list.InWide},
+				{Name: "STATUS", Text: func(i image) string { return show.Enum("IMAGE_STATUS", i.GetStatus()) }},
+				{Name: "FORMAT", Text: func(i image) string { return show.Enum("IMAGE_FORMAT", i.GetFormat()) }},
+				list.Size("SIZE", image.GetSizeBytes),
+				{Name: "VISIBILITY", Text: func(i image) string { return show.Enum("VISIBILITY", i.GetVisibility()) }},
+				{Name: "ORG", Text: image.GetOrgId, Max: 12},
+				list.Age("AGE", s.Now, image.GetCreatedAt),
+				list.Time("CREATED", image.GetCreatedAt, list.InWide),
+				{Name: "CHECKSUM", Text: image.GetChecksum, In: list.OnDemand},
+			}
+		},
+	}
+}
+
+// NameOf returns a function that returns the name of an image by its ID, if the caller can use the image.
+func NameOf(ctx context.Context, s *session.Session, conn *dial.Conn) func(id string) string {
+	return session.NameOf(func() (map[string]string, error) {
+		images, err := all(ctx, s, conn, true)
+		names := map[string]string{}
+		for _, i := range images {
+			names[i.GetId()] = i.GetName()
+		}
+		return names, err
+	})
 }
 
 func showCommand(s *session.Session) *cobra.Command {
@@ -118,7 +139,7 @@ func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	if err := cloud.CheckName("image", nameOrID); err != nil {
 		return "", session.Usagef("%q is not a valid name or ID of an image", nameOrID)
 	}
-	images, _, err := all(ctx, s, conn, public, 0)
+	images, err := all(ctx, s, conn, public)
 	if err != nil {
 		return "", err
 	}
@@ -136,42 +157,18 @@ func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	return session.One("image", org, nameOrID, matches)
 }
 
-func all(ctx context.Context, s *session.Session, conn *dial.Conn, public bool, limit int) ([]*vmv1.Image, bool, error) {
-	org, _ := s.Tenant()
-	return session.Pages(limit, func(token string) ([]*vmv1.Image, string, error) {
-		page, err := vmv1.NewImageServiceClient(conn).ListImages(ctx, &vmv1.ListImagesRequest{
-			OrgId: org, IncludePublic: public, PageSize: session.PageSize, PageToken: token,
-		})
-		return page.GetImages(), page.GetNextPageToken(), err
-	})
+// all returns the images of the org and, if public is true, the public ones of other orgs.
+func all(ctx context.Context, s *session.Session, conn *dial.Conn, public bool) ([]*vmv1.Image, error) {
+	own := !public
+	return listed(s, &own).All(ctx, conn)
 }
 
 // Names returns a shell completion with the names of images.
-func Names(s *session.Session) cobra.CompletionFunc {
-	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-		images, _, err := all(ctx, s, conn, true, session.PageSize)
-		var names []string
-		for _, i := range images {
-			names = append(names, i.GetName())
-		}
-		return names, err
-	})
-}
-
-var header = []string{"NAME", "ID", "STATUS", "FORMAT", "SIZE", "VISIBILITY", "ORG", "AGE"}
-
-func row(now time.Time, i *vmv1.Image) []string {
-	return []string{
-		i.GetName(), i.GetId(), show.Enum("IMAGE_STATUS", i.GetStatus()), show.Enum("IMAGE_FORMAT", i.GetFormat()),
-		show.Bytes(i.GetSizeBytes()), show.Enum("VISIBILITY", i.GetVisibility()), i.GetOrgId(), show.Age(now, i.GetCreatedAt()),
-	}
-}
+func Names(s *session.Session) cobra.CompletionFunc { return listed(s, new(bool)).Names(s) }
 
 // printImage prints one image in the form of `trivet image list`.
-func printImage(s *session.Session, i *vmv1.Image) error {
-	return s.Print(i, []string{i.GetName()}, func(w io.Writer) error {
-		return show.Rows(w, header, [][]string{row(s.Now(), i)})
-	})
+func printImage(ctx context.Context, s *session.Session, i *vmv1.Image) error {
+	return listed(s, new(bool)).PrintOne(ctx, s, nil, i)
 }
 
 func fields(now time.Time, i *vmv1.Image) [][2]string {

@@ -68,7 +68,7 @@ The command waits until a majority of the members stores the image.`,
 		if err != nil {
 			return err
 		}
-		return printImage(s, image)
+		return printImage(ctx, s, image)
 	})
 	return c
 }

@@ -63,7 +63,7 @@ missing. The command waits until a majority of the members stores the image, and
 		if err != nil {
 			return err
 		}
-		return printImage(s, image)
+		return printImage(ctx, s, image)
 	})
 	return c
 }

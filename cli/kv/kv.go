@@ -13,8 +13,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"sync"
 	"time"
@@ -187,29 +185,27 @@ func (f *failoverStream) RecvMsg(m any) error {
 	return err
 }
 
-// print prints a response in the format of --output: the value answer as JSON with the field names of etcdctl, or the
-// names one per line, or the table that the function table writes.
+// print prints a response in the format of --output: as a document with the field names of etcdctl, on one line if it is
+// JSON, or the names one per line, or the table that the function table writes. Keys and values are in base64 in a
+// document.
 func (n *kvSession) print(answer any, names []string, table func(io.Writer) error) error {
-	switch n.Form {
-	case show.JSON:
-		return n.line(answer)
-	case show.Name:
-		for _, name := range names {
-			if _, err := fmt.Fprintln(n.Stdout, show.Text(name)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return table(n.Stdout)
+	return n.printWith(n.PrintValue, answer, names, table)
 }
 
-// line prints a response as JSON on one line. Keys and values are in base64, as in etcdctl.
-func (n *kvSession) line(answer any) error {
-	text, err := json.Marshal(answer)
-	if err != nil {
-		return fmt.Errorf("print JSON: %w", err)
+// printEvent is like print, for one of the responses of a stream.
+func (n *kvSession) printEvent(answer any, names []string, table func(io.Writer) error) error {
+	return n.printWith(n.PrintItem, answer, names, table)
+}
+
+func (n *kvSession) printWith(
+	print func(any, []string, func(io.Writer) error) error, answer any, names []string, table func(io.Writer) error,
+) error {
+	if n.Form == show.JSON {
+		print = n.PrintItem // on one line, as in etcdctl
 	}
-	_, err = fmt.Fprintf(n.Stdout, "%s\n", text)
-	return err
+	doc, err := show.Value(answer)
+	if err != nil {
+		return err
+	}
+	return print(doc, names, table)
 }

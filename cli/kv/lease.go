@@ -148,7 +148,7 @@ func leaseKeepCommand(n *kvSession) *cobra.Command {
 		}
 		say := func(r *clientv3.LeaseKeepAliveResponse) error {
 			name := leaseName(int64(r.ID))
-			return n.print(r, []string{name}, func(w io.Writer) error {
+			return n.printEvent(r, []string{name}, func(w io.Writer) error {
 				_, err := fmt.Fprintf(w, "%s has %s\n", name, seconds(r.TTL))
 				return err
 			})

@@ -61,7 +61,7 @@ each line is a response with one or more events.`,
 			if err := r.Err(); err != nil && ctx.Err() == nil {
 				return err
 			}
-			if err := n.print(r, eventNames(r), func(w io.Writer) error { return events(w, r) }); err != nil {
+			if err := n.printEvent(r, eventNames(r), func(w io.Writer) error { return events(w, r) }); err != nil {
 				return err
 			}
 		}

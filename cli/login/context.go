@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/account"
+	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 )
@@ -68,30 +70,36 @@ func (v *contextView) until() string {
 }
 
 func listContextsCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "List the saved logins", Args: session.Exactly()}
-	c.RunE = s.Local(func(context.Context, []string) error {
-		_, b, err := s.Book()
-		if err != nil {
-			return err
-		}
-		all := struct {
-			Contexts []contextView `json:"contexts"`
-		}{[]contextView{}}
-		var rows [][]string
-		for _, name := range b.Names() {
-			v := viewContext(s.Now(), b, name)
-			mark := " "
-			if v.Current {
-				mark = "*"
+	contexts := &list.Kind[contextView]{
+		Page: func(_ context.Context, _ *dial.Conn, q list.Query) (all []contextView, _ string, err error) {
+			_, b, err := s.Book()
+			if err != nil {
+				return nil, "", err
 			}
-			all.Contexts = append(all.Contexts, v)
-			rows = append(rows, []string{mark, name, v.User, v.scope(), strings.Join(v.Endpoints, ","), v.State, v.until()})
-		}
-		return s.PrintValue(all, b.Names(), func(w io.Writer) error {
-			return show.Rows(w, []string{" ", "NAME", "USER", "ACTS IN", "ENDPOINTS", "STATE", "UNTIL"}, rows)
-		})
-	})
-	return c
+			for _, name := range b.Names() {
+				all = append(all, viewContext(s.Now(), b, name))
+			}
+			return list.Slice(all, q)
+		},
+		Name: func(v contextView) string { return v.Name },
+		Columns: func(context.Context, *session.Session, *dial.Conn) []list.Column[contextView] {
+			return []list.Column[contextView]{
+				{Name: "CURRENT", Text: func(v contextView) string { return map[bool]string{true: "*", false: ""}[v.Current] }},
+				{Name: "NAME", Text: func(v contextView) string { return v.Name }},
+				{Name: "USER", Text: func(v contextView) string { return v.User }, Max: 16},
+				{Name: "ACTS IN", Text: func(v contextView) string { return v.scope() }, Max: 20},
+				{Name: "STATE", Text: func(v contextView) string { return v.State }},
+				list.Until("EXPIRES", s.Now, func(v contextView) int64 {
+					if v.ExpiresAt == nil || v.ExpiresAt.IsZero() {
+						return 0
+					}
+					return v.ExpiresAt.UnixMilli()
+				}),
+				{Name: "ENDPOINTS", Text: func(v contextView) string { return strings.Join(v.Endpoints, ",") }, In: list.InWide},
+			}
+		},
+	}
+	return contexts.LocalCommand(s, &cobra.Command{Use: "list", Short: "List the saved logins"})
 }
 
 func showContextCommand(s *session.Session) *cobra.Command {

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
@@ -28,12 +27,9 @@ func externals() *kind[*networkv1.ExternalNetwork] {
 		},
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.ExternalNetwork, string, error) {
 			page, err := c.ListExternalNetworks(ctx, &networkv1.ListExternalNetworksRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 			})
 			return page.GetExternalNetworks(), page.GetNextPageToken(), err
-		},
-		whole: func(all []*networkv1.ExternalNetwork) proto.Message {
-			return &networkv1.ListExternalNetworksResponse{ExternalNetworks: all}
 		},
 		get: func(ctx context.Context, t *target, name string) (*networkv1.ExternalNetwork, error) {
 			return t.client.GetExternalNetwork(

@@ -30,12 +30,9 @@ func floatingIPs() *kind[*networkv1.FloatingIp] {
 		about:   (*networkv1.FloatingIp).GetAddress,
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.FloatingIp, string, error) {
 			page, err := c.ListFloatingIps(ctx, &networkv1.ListFloatingIpsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, PortId: q.port,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name, PortId: q.port,
 			})
 			return page.GetFloatingIps(), page.GetNextPageToken(), err
-		},
-		whole: func(all []*networkv1.FloatingIp) proto.Message {
-			return &networkv1.ListFloatingIpsResponse{FloatingIps: all}
 		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.FloatingIp, error) {
 			return t.client.GetFloatingIp(ctx, &networkv1.GetFloatingIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})
@@ -107,7 +104,7 @@ func onlyPort(ctx context.Context, t *target, nameOrID string) (string, error) {
 	if q.device, err = (vms{}).find(ctx, t, nameOrID); err != nil {
 		return "", err
 	}
-	all, _, err := ports().all(ctx, t, q, 0)
+	all, err := ports().all(ctx, t, q)
 	switch {
 	case err != nil:
 		return "", err

@@ -7,8 +7,8 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
@@ -24,18 +24,20 @@ func groups() *kind[*networkv1.SecurityGroup] {
 			return [][2]string{{"Default", yes(g.GetIsDefault())}, {"Rules", strconv.Itoa(len(g.GetRules()))}}
 		},
 		more: func(w io.Writer, g *networkv1.SecurityGroup, l *labels) error {
-			header, rows := ruleTable(g.GetRules(), l)
-			return table(w, header, rows)
+			if len(g.GetRules()) == 0 {
+				return nil
+			}
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+			return list.Print(w, ruleColumns(l), g.GetRules()...)
 		},
 		about: func(g *networkv1.SecurityGroup) string { return fmt.Sprintf("%d rules", len(g.GetRules())) },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.SecurityGroup, string, error) {
 			page, err := c.ListSecurityGroups(ctx, &networkv1.ListSecurityGroupsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 			})
 			return page.GetSecurityGroups(), page.GetNextPageToken(), err
-		},
-		whole: func(all []*networkv1.SecurityGroup) proto.Message {
-			return &networkv1.ListSecurityGroupsResponse{SecurityGroups: all}
 		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.SecurityGroup, error) {
 			return t.client.GetSecurityGroup(ctx, &networkv1.GetSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Id: id})

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
@@ -39,11 +40,12 @@ type stated interface {
 	GetStatusReason() string
 }
 
-// query selects objects of a list RPC. Empty fields select nothing in particular; the other fields are IDs, except for
-// name and token.
+// query selects a page of objects of a list RPC. Empty fields select nothing in particular; the other fields are IDs,
+// except for name, and for token and size, which are those of the page.
 type query struct {
 	org, project, name, token        string
 	vpc, subnet, device, group, port string
+	size                             int32
 }
 
 // kind describes a kind of resource: how its objects are read, printed and deleted. It implements the commands that all
@@ -65,7 +67,6 @@ type kind[T object] struct {
 	// about distinguishes an object from others with the same name.
 	about  func(T) string
 	page   func(context.Context, networkv1.NetworkServiceClient, query) (objects []T, next string, err error)
-	whole  func([]T) proto.Message
 	get    func(ctx context.Context, t *target, id string) (T, error)
 	remove func(ctx context.Context, t *target, id string) error
 }
@@ -122,7 +123,7 @@ func (k *kind[T]) matches(ctx context.Context, t *target, q query, name string) 
 	if !byAddress {
 		q.name = name
 	}
-	all, _, err := k.all(ctx, t, q, 0)
+	all, err := k.all(ctx, t, q)
 	if byAddress {
 		all = slices.DeleteFunc(all, func(o T) bool { return k.address(o) != name })
 	}
@@ -136,13 +137,45 @@ func (k *kind[T]) matches(ctx context.Context, t *target, q query, name string) 
 	return matches, err
 }
 
-// all returns at most limit objects that q selects, or all if limit is 0. more is true if there are further ones.
-func (k *kind[T]) all(ctx context.Context, t *target, q query, limit int) (all []T, more bool, err error) {
-	return session.Pages(limit, func(token string) ([]T, string, error) {
-		q.token = token
-		return k.page(ctx, t.client, q)
-	})
+// all returns all objects that q selects.
+func (k *kind[T]) all(ctx context.Context, t *target, q query) ([]T, error) {
+	return k.listed(q).All(ctx, t.conn)
 }
+
+// listed describes the objects that q selects for lists.
+func (k *kind[T]) listed(q query) *list.Kind[T] {
+	return &list.Kind[T]{
+		Page: func(ctx context.Context, conn *dial.Conn, page list.Query) ([]T, string, error) {
+			q.token, q.size = page.Token, page.Size
+			return k.page(ctx, networkv1.NewNetworkServiceClient(conn), q)
+		},
+		Name:    func(o T) string { return nameOf(o) },
+		Columns: k.columns,
+	}
+}
+
+// columns returns the columns of the kind's header, and further ones for -o wide.
+func (k *kind[T]) columns(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[T] {
+	l := newTarget(s, conn).labels(ctx)
+	var all []list.Column[T]
+	for i, name := range k.header {
+		c := list.Column[T]{Name: name, Text: func(o T) string { return k.row(o, l)[i] }}
+		if i > 0 { // the name of an object is not cut
+			c.Max = maxCell
+		}
+		all = append(all, c)
+	}
+	if !k.named {
+		all = append(all, list.Column[T]{Name: "ID", Text: func(o T) string { return idOf(o) }, In: list.InWide})
+	}
+	if !slices.Contains(k.header, "DESCRIPTION") {
+		all = append(all, list.Column[T]{Name: "DESCRIPTION", Text: T.GetDescription, In: list.InWide})
+	}
+	return append(all, list.Time("CREATED", T.GetCreatedAt, list.InWide))
+}
+
+// maxCell is the width to which -o table cuts cells.
+const maxCell = 30
 
 // nameByID returns the name of the object with an ID, or the ID if it has no name.
 func (k *kind[T]) nameByID(ctx context.Context, t *target, id string) (string, error) {
@@ -155,7 +188,7 @@ func (k *kind[T]) nameByID(ctx context.Context, t *target, id string) (string, e
 
 // names returns the names of the project's objects, by ID.
 func (k *kind[T]) names(ctx context.Context, t *target) (map[string]string, error) {
-	all, _, err := k.all(ctx, t, t.query(), 0)
+	all, err := k.all(ctx, t, t.query())
 	names := map[string]string{}
 	for _, o := range all {
 		names[idOf(o)] = nameOf(o)
@@ -166,29 +199,7 @@ func (k *kind[T]) names(ctx context.Context, t *target) (map[string]string, erro
 // complete returns a shell completion with the names of the first objects.
 func (k *kind[T]) complete(s *session.Session) cobra.CompletionFunc {
 	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-		t := newTarget(s, conn)
-		all, _, err := k.all(ctx, t, t.query(), session.PageSize)
-		var names []string
-		for _, o := range all {
-			names = append(names, nameOf(o))
-		}
-		return names, err
-	})
-}
-
-// print prints objects in the format of --output: the message m as JSON, or the names of the objects, or a table.
-func (k *kind[T]) print(ctx context.Context, t *target, m proto.Message, objects ...T) error {
-	names := make([]string, len(objects))
-	for i, o := range objects {
-		names[i] = nameOf(o)
-	}
-	return t.s.Print(m, names, func(w io.Writer) error {
-		l := t.labels(ctx)
-		rows := make([][]string, len(objects))
-		for i, o := range objects {
-			rows[i] = k.row(o, l)
-		}
-		return show.Rows(w, k.header, rows)
+		return k.listed(newTarget(s, conn).query()).FirstNames(ctx, conn)
 	})
 }
 
@@ -197,7 +208,7 @@ func (k *kind[T]) printMade(ctx context.Context, t *target, o T, err error) erro
 	if err != nil {
 		return err
 	}
-	return k.print(ctx, t, o, o)
+	return k.listed(query{}).PrintOne(ctx, t.s, t.conn, o)
 }
 
 // filter is a flag of `list` that selects the objects that refer to another resource.
@@ -212,13 +223,12 @@ func inVPC() filter {
 }
 
 func (k *kind[T]) listCommand(s *session.Session, filters ...filter) *cobra.Command {
-	var limit int
 	c := &cobra.Command{Use: "list", Short: "List the " + k.noun + "s", Args: session.Exactly()}
 	values := make([]string, len(filters))
 	for i, f := range filters {
 		refFlag(c, s, &values[i], f.flag, f.usage, f.of)
 	}
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
+	flags := k.listed(query{}).AddFlags(s, c)
 	c.RunE = run(s, func(ctx context.Context, t *target, _ []string) error {
 		q := t.query()
 		for i, f := range filters {
@@ -231,15 +241,7 @@ func (k *kind[T]) listCommand(s *session.Session, filters ...filter) *cobra.Comm
 			}
 			f.set(&q, id)
 		}
-		all, more, err := k.all(ctx, t, q, limit)
-		if err != nil {
-			return err
-		}
-		err = k.print(ctx, t, k.whole(all), all...)
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
+		return k.listed(q).List(ctx, s, t.conn, flags)
 	})
 	return c
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
@@ -29,12 +28,9 @@ func natGateways() *kind[*networkv1.NatGateway] {
 		about: func(g *networkv1.NatGateway) string { return "of VPC " + g.GetVpcId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.NatGateway, string, error) {
 			page, err := c.ListNatGateways(ctx, &networkv1.ListNatGatewaysRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name, VpcId: q.vpc,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name, VpcId: q.vpc,
 			})
 			return page.GetNatGateways(), page.GetNextPageToken(), err
-		},
-		whole: func(all []*networkv1.NatGateway) proto.Message {
-			return &networkv1.ListNatGatewaysResponse{NatGateways: all}
 		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.NatGateway, error) {
 			return t.client.GetNatGateway(ctx, &networkv1.GetNatGatewayRequest{OrgId: t.org, ProjectId: t.project, Id: id})

@@ -52,7 +52,7 @@ func (r *Resolver) SubnetName(id string) string { return r.labels.of(subnets(), 
 func (r *Resolver) PortsOfVM(ctx context.Context, id string) map[string]*networkv1.Port {
 	q := r.t.query()
 	q.device = id
-	all, _, err := ports().all(ctx, r.t, q, 0)
+	all, err := ports().all(ctx, r.t, q)
 	if err != nil {
 		return nil
 	}

@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -34,12 +33,11 @@ func peerings() *kind[*networkv1.Peering] {
 		},
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Peering, string, error) {
 			page, err := c.ListPeerings(ctx, &networkv1.ListPeeringsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 				VpcId: q.vpc,
 			})
 			return page.GetPeerings(), page.GetNextPageToken(), err
 		},
-		whole: func(all []*networkv1.Peering) proto.Message { return &networkv1.ListPeeringsResponse{Peerings: all} },
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Peering, error) {
 			return t.client.GetPeering(ctx, &networkv1.GetPeeringRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

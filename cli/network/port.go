@@ -42,14 +42,13 @@ func ports() *kind[*networkv1.Port] {
 		about: func(p *networkv1.Port) string { return p.GetIpAddress() + " in subnet " + p.GetSubnetId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Port, string, error) {
 			page, err := c.ListPorts(ctx, &networkv1.ListPortsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 				VpcId:    q.vpc,
 				SubnetId: q.subnet,
 				DeviceId: q.device, SecurityGroupId: q.group,
 			})
 			return page.GetPorts(), page.GetNextPageToken(), err
 		},
-		whole: func(all []*networkv1.Port) proto.Message { return &networkv1.ListPortsResponse{Ports: all} },
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Port, error) {
 			return t.client.GetPort(ctx, &networkv1.GetPortRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
@@ -40,13 +39,10 @@ func routeTables() *kind[*networkv1.RouteTable] {
 		about: func(r *networkv1.RouteTable) string { return "of VPC " + r.GetVpcId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.RouteTable, string, error) {
 			page, err := c.ListRouteTables(ctx, &networkv1.ListRouteTablesRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 				VpcId: q.vpc,
 			})
 			return page.GetRouteTables(), page.GetNextPageToken(), err
-		},
-		whole: func(all []*networkv1.RouteTable) proto.Message {
-			return &networkv1.ListRouteTablesResponse{RouteTables: all}
 		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.RouteTable, error) {
 			return t.client.GetRouteTable(ctx, &networkv1.GetRouteTableRequest{OrgId: t.org, ProjectId: t.project, Id: id})

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
@@ -79,7 +80,7 @@ group:NAME for the ports that have this group. Without --from and --to, the rule
 			return s.Done(args[0], "changed")
 		}
 		return s.Print(added[0], []string{added[0].GetId()}, func(w io.Writer) error {
-			return printRules(w, added, t.labels(ctx))
+			return list.Print(w, ruleColumns(t.labels(ctx)), added...)
 		})
 	})
 	return c
@@ -87,12 +88,24 @@ group:NAME for the ports that have this group. Without --from and --to, the rule
 
 func listRulesCommand(s *session.Session) *cobra.Command {
 	c := groups().argCommand(s, "list", "List the rules of a security group")
+	var all []*networkv1.SecurityGroupRule
+	rules := &list.Kind[*networkv1.SecurityGroupRule]{
+		Page: func(_ context.Context, _ *dial.Conn, q list.Query) ([]*networkv1.SecurityGroupRule, string, error) {
+			return list.Slice(all, q)
+		},
+		Name: (*networkv1.SecurityGroupRule).GetId,
+		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*networkv1.SecurityGroupRule] {
+			return ruleColumns(newTarget(s, conn).labels(ctx))
+		},
+	}
+	flags := rules.AddFlags(s, c)
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		g, err := groups().read(ctx, t, args[0])
 		if err != nil {
 			return err
 		}
-		return s.Print(g, ruleIDs(g), func(w io.Writer) error { return printRules(w, g.GetRules(), t.labels(ctx)) })
+		all = g.GetRules()
+		return rules.List(ctx, s, t.conn, flags)
 	})
 	return c
 }

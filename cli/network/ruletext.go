@@ -4,36 +4,23 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
 
-// ruleTable returns the header and rows of a table of rules. It has a column for descriptions only if a rule has one.
-func ruleTable(rules []*networkv1.SecurityGroupRule, l *labels) (header []string, rows [][]string) {
-	header = []string{"ID", "RULE"}
-	described := slices.ContainsFunc(rules, func(r *networkv1.SecurityGroupRule) bool { return r.GetDescription() != "" })
-	if described {
-		header = append(header, "DESCRIPTION")
+// ruleColumns returns the columns of a table of rules.
+func ruleColumns(l *labels) []list.Column[*networkv1.SecurityGroupRule] {
+	type rule = *networkv1.SecurityGroupRule
+	return []list.Column[rule]{
+		{Name: "RULE", Text: func(r rule) string { return ruleText(r, l) }},
+		{Name: "DESCRIPTION", Text: rule.GetDescription, Max: 30},
+		{Name: "ID", Text: rule.GetId, In: list.InWide},
 	}
-	for _, r := range rules {
-		row := []string{r.GetId(), ruleText(r, l)}
-		if described {
-			row = append(row, r.GetDescription())
-		}
-		rows = append(rows, row)
-	}
-	return header, rows
-}
-
-func printRules(w io.Writer, rules []*networkv1.SecurityGroupRule, l *labels) error {
-	header, rows := ruleTable(rules, l)
-	return show.Rows(w, header, rows)
 }
 
 // ruleText formats a rule in the form that parseRule reads, such as "ingress tcp/443 from 0.0.0.0/0". It marks a rule

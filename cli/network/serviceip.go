@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
@@ -45,13 +44,10 @@ func serviceIPs() *kind[*networkv1.ServiceIp] {
 		about: func(x *networkv1.ServiceIp) string { return x.GetAddress() + " in VPC " + x.GetVpcId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.ServiceIp, string, error) {
 			page, err := c.ListServiceIps(ctx, &networkv1.ListServiceIpsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 				VpcId: q.vpc,
 			})
 			return page.GetServiceIps(), page.GetNextPageToken(), err
-		},
-		whole: func(all []*networkv1.ServiceIp) proto.Message {
-			return &networkv1.ListServiceIpsResponse{ServiceIps: all}
 		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.ServiceIp, error) {
 			return t.client.GetServiceIp(ctx, &networkv1.GetServiceIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})

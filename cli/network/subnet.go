@@ -32,12 +32,11 @@ func subnets() *kind[*networkv1.Subnet] {
 		about: func(n *networkv1.Subnet) string { return n.GetCidrBlock() + " in VPC " + n.GetVpcId() },
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Subnet, string, error) {
 			page, err := c.ListSubnets(ctx, &networkv1.ListSubnetsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 				VpcId: q.vpc,
 			})
 			return page.GetSubnets(), page.GetNextPageToken(), err
 		},
-		whole: func(all []*networkv1.Subnet) proto.Message { return &networkv1.ListSubnetsResponse{Subnets: all} },
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Subnet, error) {
 			return t.client.GetSubnet(ctx, &networkv1.GetSubnetRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

@@ -59,7 +59,7 @@ func chooseSubnet6(ctx context.Context, t *target, id string) (string, error) {
 	}
 	q := t.query()
 	q.vpc = id
-	all, _, err := subnets().all(ctx, t, q, 0)
+	all, err := subnets().all(ctx, t, q)
 	if err != nil {
 		return "", err
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
@@ -33,11 +32,10 @@ func vpcs() *kind[*networkv1.Vpc] {
 		},
 		page: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Vpc, string, error) {
 			page, err := c.ListVpcs(ctx, &networkv1.ListVpcsRequest{
-				OrgId: q.org, ProjectId: q.project, PageSize: session.PageSize, PageToken: q.token, Name: q.name,
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token, Name: q.name,
 			})
 			return page.GetVpcs(), page.GetNextPageToken(), err
 		},
-		whole: func(all []*networkv1.Vpc) proto.Message { return &networkv1.ListVpcsResponse{Vpcs: all} },
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Vpc, error) {
 			return t.client.GetVpc(ctx, &networkv1.GetVpcRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

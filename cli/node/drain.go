@@ -73,7 +73,7 @@ host if all its disks are volumes that other hosts can use; other VMs that do no
 		Example: `  trivet host drain host1 --wait
   trivet host drain host1 --force --within 30m
   trivet host drain host1 --cancel`,
-		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
+		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s)),
 	}
 	f.Add(c)
 	c.Flags().BoolVar(&wait, "wait", false, "wait until no VM runs on the host")
@@ -96,7 +96,7 @@ host if all its disks are volumes that other hosts can use; other VMs that do no
 			if err != nil {
 				return err
 			}
-			return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return printRow(w, s.Now(), n) })
+			return hosts.PrintOne(ctx, s, conn, n)
 		}
 		request, err := f.Request(id)
 		if err != nil {
@@ -114,7 +114,7 @@ host if all its disks are volumes that other hosts can use; other VMs that do no
 				return err
 			}
 		}
-		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return printRow(w, s.Now(), n) })
+		return hosts.PrintOne(ctx, s, conn, n)
 	})
 	return c
 }

@@ -23,7 +23,7 @@ still runs a VM, the VM can run twice. If the host answers again, the control pl
 have moved, and the confirmation is removed.
 
 The command fails if the host has answered in the last 15 seconds.`,
-		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
+		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s)),
 	}
 	c.Flags().BoolVar(&r.ConfirmedOff, "confirmed-off", false, "required: the host is off, or cannot run its VMs")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {

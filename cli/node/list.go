@@ -2,100 +2,66 @@ package node
 
 import (
 	"context"
-	"fmt"
-	"io"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/trivet-cloud/trivet/cli/columns"
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// listColumns returns the columns of a list of hosts. The columns of resources show the allocated and the allocatable
+// hosts describes hosts for lists.
+var hosts = &list.Kind[*vmv1.Node]{
+	Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*vmv1.Node, string, error) {
+		page, err := vmv1.NewNodeServiceClient(conn).ListNodes(ctx, &vmv1.ListNodesRequest{PageSize: q.Size, PageToken: q.Token})
+		return page.GetNodes(), page.GetNextPageToken(), err
+	},
+	Name:    (*vmv1.Node).GetName,
+	Columns: hostColumns,
+}
+
+// hostColumns returns the columns of a list of hosts. The columns of resources show the allocated and the allocatable
 // amount. They are empty for callers without the right to read them.
-func listColumns(now func() time.Time) []columns.Column[*vmv1.Node] {
+func hostColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*vmv1.Node] {
 	type node = *vmv1.Node
-	used := func(text func(*vmv1.NodeCapacity) string) func(node) string {
-		return func(n node) string {
-			if n.GetAllocatable() == nil {
-				return ""
-			}
-			return text(n.GetAllocated()) + "/" + text(n.GetAllocatable())
+	used := func(name string, amount func(*vmv1.NodeCapacity) uint64, text func(uint64) string) list.Column[node] {
+		return list.Column[node]{
+			Name: name,
+			Text: func(n node) string {
+				if n.GetAllocatable() == nil {
+					return ""
+				}
+				return text(amount(n.GetAllocated())) + "/" + text(amount(n.GetAllocatable()))
+			},
+			// The largest free amount is last.
+			Order: list.By(func(n node) int64 { return int64(amount(n.GetAllocatable())) - int64(amount(n.GetAllocated())) }),
 		}
 	}
-	// The largest free amount is last.
-	free := func(amount func(*vmv1.NodeCapacity) int64) func(a, b node) int {
-		return columns.By(func(n node) int64 { return amount(n.GetAllocatable()) - amount(n.GetAllocated()) })
-	}
-	longest := func(a, b node) int { return columns.By(node.GetLastHeartbeat)(b, a) } // since the last heartbeat
-	return []columns.Column[node]{
+	return []list.Column[node]{
 		{Name: "NAME", Text: node.GetName},
-		{Name: "ID", Text: node.GetId},
+		{Name: "ID", Text: node.GetId, In: list.InWide},
 		{Name: "STATE", Text: func(n node) string { return show.Enum("NODE_STATE", n.GetState()) }},
-		{Name: "VCPUS", Text: used(func(c *vmv1.NodeCapacity) string { return fmt.Sprint(c.GetVcpus()) }),
-			Order: free(func(c *vmv1.NodeCapacity) int64 { return int64(c.GetVcpus()) })},
-		{Name: "MEMORY", Text: used(func(c *vmv1.NodeCapacity) string { return show.Bytes(c.GetMemoryMib() << 20) }),
-			Order: free(func(c *vmv1.NodeCapacity) int64 { return int64(c.GetMemoryMib()) })},
-		{Name: "STORAGE", Text: used(func(c *vmv1.NodeCapacity) string { return show.Bytes(c.GetStorageGib() << 30) }),
-			Order: free(func(c *vmv1.NodeCapacity) int64 { return int64(c.GetStorageGib()) })},
-		{Name: "HEARD", Text: func(n node) string { return lastHeartbeat(now(), n) }, Order: longest},
-		{Name: "AGENT", Text: node.GetAgentVersion},
-		{Name: "LABELS", Text: func(n node) string { return show.Pairs(n.GetLabels()) }, Optional: true},
-		{Name: "CLASSES", Text: func(n node) string { return strings.Join(n.GetSupportedStorageClasses(), ",") }, Optional: true},
+		used("VCPUS", func(c *vmv1.NodeCapacity) uint64 { return uint64(c.GetVcpus()) }, func(n uint64) string { return strconv.FormatUint(n, 10) }),
+		used("MEMORY", func(c *vmv1.NodeCapacity) uint64 { return c.GetMemoryMib() << 20 }, show.Bytes),
+		used("STORAGE", func(c *vmv1.NodeCapacity) uint64 { return c.GetStorageGib() << 30 }, show.Bytes),
+		list.Age("HEARD", s.Now, node.GetLastHeartbeat),
+		list.Time("HEARTBEAT", node.GetLastHeartbeat, list.InWide),
+		{Name: "AGENT", Text: node.GetAgentVersion, In: list.InWide},
+		{Name: "LABELS", Text: func(n node) string { return show.Pairs(n.GetLabels()) }, In: list.InWide},
+		{Name: "CLASSES", Text: func(n node) string { return strings.Join(n.GetSupportedStorageClasses(), ",") }, In: list.InWide},
 	}
 }
 
 func listCommand(s *session.Session) *cobra.Command {
-	var limit int
-	var f columns.Flags
-	c := &cobra.Command{Use: "list", Short: "List the hosts", Args: session.Exactly(),
+	return hosts.Command(s, &cobra.Command{Use: "list", Short: "List the hosts",
 		Long: `List the hosts. VCPUS, MEMORY and STORAGE show what is allocated of what can be allocated. They are sorted by what is
-free.`,
-		Example: "  trivet host list --sort -memory --columns name,state,memory"}
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	columns.Add(c, &f, listColumns(s.Now))
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		table, err := columns.Choose(&f, listColumns(s.Now))
-		if err != nil {
-			return err
-		}
-		read := limit
-		if table.Sorted() {
-			read = 0 // the first ones in the order of --sort can be anywhere in the list
-		}
-		nodes, more, err := all(ctx, conn, read)
-		if err != nil {
-			return err
-		}
-		table.Sort(nodes)
-		if limit > 0 && len(nodes) > limit {
-			nodes, more = nodes[:limit], true
-		}
-		var names []string
-		for _, n := range nodes {
-			names = append(names, n.GetName())
-		}
-		err = s.Print(&vmv1.ListNodesResponse{Nodes: nodes}, names, func(w io.Writer) error { return table.Print(w, nodes...) })
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
-	})
-	return c
-}
-
-// printRow prints a list of one host.
-func printRow(w io.Writer, now time.Time, n *vmv1.Node) error {
-	table, err := columns.Choose(&columns.Flags{}, listColumns(func() time.Time { return now }))
-	if err != nil {
-		return err
-	}
-	return table.Print(w, n)
+free. HEARD is the time since the last heartbeat.`,
+		Example: "  trivet host list --sort -memory --columns name,state,memory"}, callTimeout)
 }
 
 func lastHeartbeat(now time.Time, n *vmv1.Node) string {

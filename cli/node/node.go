@@ -38,7 +38,7 @@ func Command(s *session.Session) *cobra.Command {
 }
 
 func changeCommand(s *session.Session, verb, short string, do func(context.Context, vmv1.NodeServiceClient, string) (*vmv1.Node, error)) *cobra.Command {
-	c := &cobra.Command{Use: verb + " HOST", Short: short, Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s))}
+	c := &cobra.Command{Use: verb + " HOST", Short: short, Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s))}
 	session.Many(c)
 	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
 		id, err := Find(ctx, conn, name)
@@ -49,7 +49,7 @@ func changeCommand(s *session.Session, verb, short string, do func(context.Conte
 		if err != nil {
 			return err
 		}
-		return s.Print(n, []string{n.GetName()}, func(w io.Writer) error { return printRow(w, s.Now(), n) })
+		return hosts.PrintOne(ctx, s, conn, n)
 	})
 	return c
 }
@@ -90,9 +90,18 @@ func tokenCommand(s *session.Session) *cobra.Command {
 }
 
 // All returns all hosts, sorted by ID.
-func All(ctx context.Context, conn *dial.Conn) ([]*vmv1.Node, error) {
-	nodes, _, err := all(ctx, conn, 0)
-	return nodes, err
+func All(ctx context.Context, conn *dial.Conn) ([]*vmv1.Node, error) { return hosts.All(ctx, conn) }
+
+// NameOf returns a function that returns the name of a host by its ID.
+func NameOf(ctx context.Context, conn *dial.Conn) func(id string) string {
+	return session.NameOf(func() (map[string]string, error) {
+		nodes, err := hosts.All(ctx, conn)
+		names := map[string]string{}
+		for _, n := range nodes {
+			names[n.GetId()] = n.GetName()
+		}
+		return names, err
+	})
 }
 
 // Find returns the ID of the host that has a name or an ID. For a name, it reads the complete list of hosts, because
@@ -101,7 +110,7 @@ func Find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error)
 	if session.IsID(nameOrID) {
 		return nameOrID, nil
 	}
-	nodes, _, err := all(ctx, conn, 0)
+	nodes, err := hosts.All(ctx, conn)
 	if err != nil {
 		return "", err
 	}
@@ -115,22 +124,4 @@ func Find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error)
 		}
 	}
 	return session.One("host", "", nameOrID, matches)
-}
-
-func all(ctx context.Context, conn *dial.Conn, limit int) ([]*vmv1.Node, bool, error) {
-	return session.Pages(limit, func(token string) ([]*vmv1.Node, string, error) {
-		page, err := vmv1.NewNodeServiceClient(conn).ListNodes(ctx, &vmv1.ListNodesRequest{PageSize: session.PageSize, PageToken: token})
-		return page.GetNodes(), page.GetNextPageToken(), err
-	})
-}
-
-func names(s *session.Session) cobra.CompletionFunc {
-	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-		nodes, _, err := all(ctx, conn, session.PageSize)
-		var names []string
-		for _, n := range nodes {
-			names = append(names, n.GetName())
-		}
-		return names, err
-	})
 }

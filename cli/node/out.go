@@ -2,15 +2,13 @@ package node
 
 import (
 	"context"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
@@ -32,7 +30,7 @@ placed on the host, its record is deleted all the same. The content of these vol
 deleted. Volumes in a Ceph cluster move to other hosts, except those that a deleted VM may still have open on the host.
 Volumes in storage pools that other hosts share move to these hosts, also those of a deleted VM, as soon as the file
 system shows that the host does not have them open any more.`,
-		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
+		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s)),
 	}
 	c.Flags().BoolVar(&r.Force, "force", false, "evict it even if it has VMs, which stay placed on it, or volumes, which are lost")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
@@ -58,7 +56,7 @@ func banCommand(s *session.Session) *cobra.Command {
 		Short: "Ban a host's key from the cloud",
 		Long: `Ban a host: its key is refused until it is unbanned, whatever token it has. VMs on the host are left as they are and
 stay placed on it. The ban is stored for the key, so the host can be evicted as well.`,
-		Args: session.AtMost("HOST"), ValidArgsFunction: session.FirstArg(names(s)),
+		Args: session.AtMost("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s)),
 	}
 	c.Flags().StringVar(&key, "key", "", "ban this key, of a host without a record")
 	c.Flags().StringVar(&reason, "reason", "", "reason, shown in the list of bans")
@@ -71,7 +69,7 @@ stay placed on it. The ban is stored for the key, so the host can be evicted as 
 		if err != nil {
 			return err
 		}
-		return printBans(s, a, a.GetBans())
+		return bans.PrintAll(ctx, s, conn, a.GetBans()...)
 	})
 	return c
 }
@@ -108,34 +106,25 @@ func nodeOrKey(ctx context.Context, conn *dial.Conn, args []string, key string) 
 }
 
 func bansCommand(s *session.Session) *cobra.Command {
-	var limit int
-	c := &cobra.Command{Use: "bans", Short: "List the banned keys", Args: session.Exactly()}
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		all, more, err := session.Pages(limit, func(token string) ([]*operatorv1.Ban, string, error) {
-			page, err := operatorv1.NewOperatorServiceClient(conn).ListBans(ctx, &operatorv1.ListBansRequest{PageSize: session.PageSize, PageToken: token})
-			return page.GetBans(), page.GetNextPageToken(), err
-		})
-		if err != nil {
-			return err
-		}
-		err = printBans(s, &operatorv1.ListBansResponse{Bans: all}, all)
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
-	})
-	return c
+	return bans.Command(s, &cobra.Command{Use: "bans", Short: "List the banned keys"}, callTimeout)
 }
 
-func printBans(s *session.Session, m proto.Message, all []*operatorv1.Ban) error {
-	var keys []string
-	var rows [][]string
-	for _, b := range all {
-		keys = append(keys, b.GetKey())
-		rows = append(rows, []string{b.GetKey(), b.GetName(), b.GetNodeId(), show.When(b.GetBannedAt()), b.GetReason()})
-	}
-	return s.Print(m, keys, func(w io.Writer) error {
-		return show.Rows(w, []string{"KEY", "NAME", "HOST", "SINCE", "REASON"}, rows)
-	})
+// bans describes the bans of hosts for lists. The key identifies a ban.
+var bans = &list.Kind[*operatorv1.Ban]{
+	Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*operatorv1.Ban, string, error) {
+		page, err := operatorv1.NewOperatorServiceClient(conn).ListBans(ctx, &operatorv1.ListBansRequest{PageSize: q.Size, PageToken: q.Token})
+		return page.GetBans(), page.GetNextPageToken(), err
+	},
+	Name: (*operatorv1.Ban).GetKey,
+	Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*operatorv1.Ban] {
+		type ban = *operatorv1.Ban
+		return []list.Column[ban]{
+			{Name: "KEY", Text: ban.GetKey},
+			{Name: "NAME", Text: ban.GetName, Max: 20},
+			{Name: "HOST ID", Text: ban.GetNodeId, In: list.InWide},
+			list.Age("AGE", s.Now, ban.GetBannedAt),
+			list.Time("SINCE", ban.GetBannedAt, list.InWide),
+			{Name: "REASON", Text: ban.GetReason, Max: 20},
+		}
+	},
 }

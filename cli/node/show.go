@@ -28,7 +28,7 @@ const maxShownVMs = 1000
 
 func showCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "show HOST", Short: "Show a host and, to operators, its VMs", Args: session.Exactly("HOST"),
-		ValidArgsFunction: session.FirstArg(names(s))}
+		ValidArgsFunction: session.FirstArg(hosts.Names(s))}
 	session.Many(c)
 	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
 		id, err := Find(ctx, conn, name)
@@ -88,7 +88,7 @@ func printVMs(w io.Writer, now time.Time, vms []*vmv1.VirtualMachine) error {
 	rows := make([][]string, len(vms))
 	for i, vm := range vms {
 		rows[i] = []string{
-			vm.GetName(), vm.GetOrgId() + "/" + vm.GetProjectId(), vm.GetId(), show.Enum("VM_STATE", vm.GetState()),
+			vm.GetName(), vm.GetOrgId() + "/" + vm.GetProjectId(), show.Enum("VM_STATE", vm.GetState()),
 			strconv.FormatUint(uint64(vm.GetSpec().GetCpu().GetVcpus()), 10), show.Bytes(vm.GetSpec().GetMemory().GetSizeMib() << 20),
 			show.Age(now, vm.GetUpdatedAt()), vm.GetStatus().GetLastError(),
 		}
@@ -96,7 +96,7 @@ func printVMs(w io.Writer, now time.Time, vms []*vmv1.VirtualMachine) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	return show.Rows(w, []string{"VM", "TENANT", "ID", "STATE", "VCPUS", "MEMORY", "CHANGED", "ERROR"}, rows)
+	return show.Rows(w, []string{"VM", "TENANT", "STATE", "VCPUS", "MEMORY", "CHANGED", "ERROR"}, rows)
 }
 
 func fields(now time.Time, n *vmv1.Node) [][2]string {

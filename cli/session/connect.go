@@ -28,7 +28,7 @@ type flags struct {
 	tlsCA            string
 }
 
-func (f *flags) add(root *cobra.Command, form *show.Form) {
+func (f *flags) add(root *cobra.Command, s *Session) {
 	p := root.PersistentFlags()
 	p.StringArrayVar(&f.endpoints, "endpoint", nil, "control plane, as [https://]HOST[:PORT],... (TRIVET_ENDPOINT; default "+DefaultEndpoint+")")
 	p.StringVar(&f.token, "token", "", "token (TRIVET_TOKEN); visible to other users of this host, unlike --token-file")
@@ -36,7 +36,7 @@ func (f *flags) add(root *cobra.Command, form *show.Form) {
 	p.StringVar(&f.org, "org", "", "org to act for (TRIVET_ORG; default that of the login)")
 	p.StringVar(&f.project, "project", "", "project to act for (TRIVET_PROJECT; default that of the login, or else your default project)")
 	p.StringVar(&f.context, "context", "", "saved login to use (TRIVET_CONTEXT; default the current one)")
-	p.VarP((*formFlag)(form), "output", "o", "output format: "+strings.Join(show.Forms(), ", "))
+	p.VarP((*formatFlag)(s), "output", "o", "output format: "+strings.Join(show.Forms(), ", "))
 	p.DurationVar(&f.timeout, "timeout", 0, "deadline of the command, such as 90s (default depends on the command)")
 	p.BoolVar(&f.tls, "tls", false, "use TLS with the system's certificate authorities; the same as https:// before an endpoint")
 	p.StringVar(&f.tlsCA, "tls-ca", "", "use TLS with the certificate authority in this file (TRIVET_TLS_CA)")
@@ -48,16 +48,17 @@ func (f *flags) add(root *cobra.Command, form *show.Form) {
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(show.Forms(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// formFlag is a pflag.Value for --output that accepts only the names of output formats.
-type formFlag show.Form
+// formatFlag is a pflag.Value for --output.
+type formatFlag Session
 
-func (f *formFlag) String() string { return string(*f) }
-func (f *formFlag) Type() string   { return "form" }
-func (f *formFlag) Set(s string) error {
-	if !slices.Contains(show.Forms(), s) {
-		return fmt.Errorf("want one of %s", strings.Join(show.Forms(), ", "))
+func (f *formatFlag) String() string { return string(f.Form) }
+func (f *formatFlag) Type() string   { return "format" }
+func (f *formatFlag) Set(text string) error {
+	format, err := show.ParseFormat(text)
+	if err != nil {
+		return err
 	}
-	*f = formFlag(s)
+	f.format, f.Form = format, format.Form
 	return nil
 }
 

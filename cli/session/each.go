@@ -42,9 +42,9 @@ func (s *Session) runEach(limit time.Duration, apart bool, body func(ctx context
 	return s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		shown := false
 		return s.Each(ctx, limit, args, func(ctx context.Context, arg string) error {
-			if shown && s.Form == "yaml" {
+			if shown && s.Form == show.YAML {
 				fmt.Fprintln(s.Stdout, "---")
-			} else if shown && apart && s.Form == show.Table {
+			} else if shown && apart && s.Form.ForPeople() {
 				fmt.Fprintln(s.Stdout)
 			}
 			shown = true

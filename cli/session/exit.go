@@ -91,7 +91,7 @@ func (s *Session) Report(err error) int {
 	switch s.errorForm() {
 	case show.JSON:
 		text = r.JSON()
-	case "yaml":
+	case show.YAML:
 		text = r.YAML()
 	}
 	fmt.Fprintln(s.Stderr, s.scrubbed(text))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -130,6 +131,21 @@ func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all 
 			return nil, false, errors.New("the control plane gave the same page token twice")
 		}
 		token = next
+	}
+}
+
+// NameOf returns a function that returns the name of an object by its ID, for output. It calls load for the names of all
+// objects by ID when the first one is needed. If load fails or does not return an ID, the function returns the ID.
+func NameOf(load func() (map[string]string, error)) func(id string) string {
+	names := sync.OnceValue(func() map[string]string {
+		names, _ := load() // without the right to list them, or without an answer, the output has IDs
+		return names
+	})
+	return func(id string) string {
+		if id == "" {
+			return ""
+		}
+		return cmp.Or(names()[id], id)
 	}
 }
 

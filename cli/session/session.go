@@ -11,7 +11,6 @@ package session
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -21,8 +20,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/trivet-cloud/trivet/cli/account"
 	"github.com/trivet-cloud/trivet/cli/dial"
@@ -53,10 +50,12 @@ type Shell struct {
 // Session is one run of the program: it holds the Shell, the values of the global flags and the state of the command.
 type Session struct {
 	Shell
-	// Form is the output format that --output selects.
-	Form  show.Form
-	flags flags
-	facts explain.Facts
+	// Form is the kind of the output format that --output selects.
+	Form show.Form
+	// format is the output format with its expression.
+	format show.Format
+	flags  flags
+	facts  explain.Facts
 	// scope is the saved login that is in use, or nil. Tenant returns its org and project if the flags and the
 	// environment name neither.
 	scope *account.Login
@@ -78,8 +77,8 @@ type Session struct {
 
 // New returns a session for the command line in sh, and adds the global flags to root.
 func New(sh Shell, root *cobra.Command) *Session {
-	s := &Session{Shell: sh, Form: show.Table}
-	s.flags.add(root, &s.Form)
+	s := &Session{Shell: sh, Form: show.Table, format: show.Format{Form: show.Table}}
+	s.flags.add(root, s)
 	s.given = func(flag string) bool { return root.PersistentFlags().Changed(flag) }
 	// The error is ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a
 	// completion.
@@ -167,45 +166,6 @@ func (s *Session) Confirm(ctx context.Context, question string) error {
 // Note prints a message to standard error, with known secrets removed.
 func (s *Session) Note(format string, args ...any) {
 	fmt.Fprintln(s.Stderr, "trivet: "+s.scrubbed(show.Text(fmt.Sprintf(format, args...))))
-}
-
-// Print prints a result in the format of --output: the message m as JSON, or the names one per line, or the table that
-// the function table writes.
-func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) error) error {
-	switch s.Form {
-	case show.JSON:
-		return show.Object(s.Stdout, m)
-	case show.Name:
-		for _, n := range names {
-			if _, err := fmt.Fprintln(s.Stdout, show.Text(n)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return table(s.Stdout)
-}
-
-// PrintValue is like Print, but prints as JSON a value v that is not a protobuf message.
-func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error) error {
-	if s.Form != show.JSON {
-		return s.Print(nil, names, table)
-	}
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return fmt.Errorf("print JSON: %w", err)
-	}
-	_, err = fmt.Fprintln(s.Stdout, string(text))
-	return err
-}
-
-// Done prints the success of a command that returns no object, such as a delete. Depending on --output, it prints "NAME
-// WHAT", only the name, or an empty JSON object.
-func (s *Session) Done(name, what string) error {
-	return s.Print(&emptypb.Empty{}, []string{name}, func(w io.Writer) error {
-		_, err := fmt.Fprintln(w, show.Text(name+" "+what))
-		return err
-	})
 }
 
 // Keep makes Note and Exit replace secret by "[secret]" in all later messages.

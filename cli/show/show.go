@@ -1,16 +1,15 @@
-// Package show formats output: tables for people, JSON (protojson) for programs, names for shell scripts. The columns
-// of each kind of object are in the packages of the commands. Decisions:
+// Package show formats output: tables for people, and documents for programs in several formats ([Format]). [Document]
+// gives the output of all commands one shape, which docs/cli.md promises to keep. The columns of each kind of object are
+// in the packages of the commands. Decisions:
 //
 //   - There are no colours, so that a table is the same in a file. Only [Progress] moves the cursor, and only on a
 //     terminal.
 //   - Text from tenants (labels, errors) may contain control characters. [Text] escapes them, so that a terminal does
-//     not interpret them.
-//   - JSON uses the field names of the protos and includes zero values, so that programs find every key.
+//     not interpret them. JSON and YAML escape them in their own ways; jsonpath and template output is unchanged.
+//   - Documents include fields that are not set, so that programs find every key.
 package show
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -20,22 +19,7 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
-
-	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 )
-
-// Form is an output format, a value of the flag --output.
-type Form string
-
-const (
-	Table Form = "table"
-	JSON  Form = "json"
-	Name  Form = "name"
-)
-
-// Forms returns the names of all output formats.
-func Forms() []string { return []string{string(Table), string(JSON), string(Name)} }
 
 // Text returns s with all unprintable characters, among them newlines, escaped as in Go, such as \n.
 func Text(s string) string {
@@ -56,8 +40,12 @@ func Text(s string) string {
 
 func hidden(r rune) bool { return !unicode.IsPrint(r) }
 
-// Rows prints a table with aligned columns. It escapes cells with Text, and prints an empty cell as a dash.
+// Rows prints a table with aligned columns, without a header if header is nil. It escapes cells with Text, and prints an
+// empty cell as a dash.
 func Rows(w io.Writer, header []string, rows [][]string) error {
+	if header == nil {
+		return align(w, rows)
+	}
 	return align(w, append([][]string{header}, rows...))
 }
 
@@ -114,44 +102,12 @@ func (g *Growing) Print(rows ...[]string) error {
 	return err
 }
 
-var marshal = protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}
-
-// Object prints a message as indented JSON.
-func Object(w io.Writer, m proto.Message) error {
-	compact, err := Compact(m)
-	if err != nil {
-		return err
+// Shorten cuts text to at most max characters and marks the cut with an ellipsis. It cuts nothing if max is 0.
+func Shorten(text string, max int) string {
+	if max == 0 || utf8.RuneCountInString(text) <= max {
+		return text
 	}
-	var b bytes.Buffer
-	if err := json.Indent(&b, compact, "", "  "); err != nil {
-		return fmt.Errorf("print JSON: %w", err)
-	}
-	b.WriteByte('\n')
-	_, err = w.Write(b.Bytes())
-	return err
-}
-
-// Line prints a message as JSON on one line, for streams.
-func Line(w io.Writer, m proto.Message) error {
-	compact, err := Compact(m)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(append(compact, '\n'))
-	return err
-}
-
-// Compact returns m as JSON without white space, because protojson inserts white space at random.
-func Compact(m proto.Message) ([]byte, error) {
-	text, err := marshal.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("print JSON: %w", err)
-	}
-	var b bytes.Buffer
-	if err := json.Compact(&b, text); err != nil {
-		return nil, fmt.Errorf("print JSON: %w", err)
-	}
-	return b.Bytes(), nil
+	return string([]rune(text)[:max-1]) + "…"
 }
 
 // Enum returns the name of an enum value without a prefix and its underscore, such as RUNNING for VM_STATE_RUNNING. It
@@ -170,7 +126,11 @@ func Age(now time.Time, ms int64) string {
 	if ms == 0 {
 		return ""
 	}
-	d := max(now.Sub(time.UnixMilli(ms)), 0)
+	return period(max(now.Sub(time.UnixMilli(ms)), 0))
+}
+
+// period formats d in one unit.
+func period(d time.Duration) string {
 	switch {
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%ds", d/time.Second)
@@ -180,6 +140,19 @@ func Age(now time.Time, ms int64) string {
 		return fmt.Sprintf("%dh", d/time.Hour)
 	}
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// In formats the duration from now to ms (Unix milliseconds), such as "in 3d". It returns "expired" if ms is not after
+// now, and "" if ms is 0.
+func In(now time.Time, ms int64) string {
+	switch left := time.UnixMilli(ms).Sub(now); {
+	case ms == 0:
+		return ""
+	case left <= 0:
+		return "expired"
+	default:
+		return "in " + period(left)
+	}
 }
 
 // When formats ms (Unix milliseconds) as a time in UTC with seconds. It returns "" if ms is 0.

@@ -26,34 +26,14 @@ func TestFields(t *testing.T) {
 	require.Equal(t, "Name:        web\nLast error:  -\n", b.String())
 }
 
-func TestJSONIsDeterministic(t *testing.T) {
-	vm := &vmv1.VmEvent{VmId: "1", EventType: vmv1.VmEventType_VM_EVENT_TYPE_CREATED, Timestamp: 5}
-	for range 5 {
-		var b bytes.Buffer
-		require.NoError(t, Line(&b, vm))
-		require.NoError(t, Object(&b, vm))
-		require.Equal(t, `{"vm_id":"1","event_type":"VM_EVENT_TYPE_CREATED","timestamp":"5"}
-{
-  "vm_id": "1",
-  "event_type": "VM_EVENT_TYPE_CREATED",
-  "timestamp": "5"
-}
-`, b.String())
-	}
-}
-
-func TestEmptyListIsJSONArray(t *testing.T) {
-	var b bytes.Buffer
-	require.NoError(t, Line(&b, &vmv1.ListVmsResponse{}))
-	require.Equal(t, `{"vms":[],"next_page_token":""}`+"\n", b.String())
-}
-
 func TestWords(t *testing.T) {
 	now := time.UnixMilli(1_000_000_000_000)
 	ago := func(d time.Duration) string { return Age(now, now.Add(-d).UnixMilli()) }
 	for _, tc := range [][2]string{
 		{Age(now, 0), ""}, {ago(-time.Hour), "0s"}, {ago(119 * time.Second), "119s"}, {ago(2 * time.Minute), "2m"},
 		{ago(2 * time.Hour), "2h"}, {ago(49 * time.Hour), "2d"},
+		{In(now, 0), ""}, {In(now, now.Add(49*time.Hour).UnixMilli()), "in 2d"}, {In(now, now.UnixMilli()), "expired"},
+		{Shorten("größe", 0), "größe"}, {Shorten("größe", 5), "größe"}, {Shorten("größer", 5), "größ…"},
 		{When(0), ""}, {When(1_000_000_000_000), "2001-09-09T01:46:40Z"},
 		{Bytes(0), "0 B"}, {Bytes(1023), "1023 B"}, {Bytes(1 << 20), "1 MiB"}, {Bytes(3 << 29), "1.5 GiB"}, {Bytes(1 << 63), "8192 PiB"},
 		{Enum("VM_STATE", vmv1.VmState_VM_STATE_RUNNING), "RUNNING"}, {Enum("VM_STATE", vmv1.VmState(0)), ""},

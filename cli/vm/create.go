@@ -155,7 +155,7 @@ mappings, and labels and metadata are mappings:
 		if vm, err = f.settle(ctx, s, conn, t, vm); err != nil {
 			return err
 		}
-		return printVMs(s, true, []*vmv1.VirtualMachine{vm})
+		return printVM(ctx, s, conn, vm)
 	})
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if f.file != "" {

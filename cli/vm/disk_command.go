@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/volume"
@@ -126,7 +126,7 @@ func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOr
 		return err
 	}
 	attached := slices.DeleteFunc(slices.Clone(vm.GetSpec().GetDisks()), func(have *vmv1.DiskSpec) bool { return have.GetId() != d.GetId() })
-	return s.Print(vm, []string{d.GetId()}, func(w io.Writer) error { return show.Rows(w, diskHeader, diskRows(attached)) })
+	return s.Print(vm, []string{d.GetId()}, func(w io.Writer) error { return list.Print(w, diskColumns(ctx, s, conn), attached...) })
 }
 
 func detachDiskCommand(s *session.Session) *cobra.Command {
@@ -146,41 +146,58 @@ device. The volume stays.`,
 
 func listDisksCommand(s *session.Session) *cobra.Command {
 	c := vmArgCommand(s, "list VM", "List the disks of a VM")
+	var disks []*vmv1.DiskSpec
+	kind := &list.Kind[*vmv1.DiskSpec]{
+		Page: func(_ context.Context, _ *dial.Conn, q list.Query) ([]*vmv1.DiskSpec, string, error) {
+			return list.Slice(disks, q)
+		},
+		Name:    (*vmv1.DiskSpec).GetId,
+		Columns: diskColumns,
+	}
+	f := kind.AddFlags(s, c)
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		vm, _, err := readVM(ctx, s, conn, args[0])
 		if err != nil {
 			return err
 		}
-		disks := vm.GetSpec().GetDisks()
-		out := struct {
-			Disks []json.RawMessage `json:"disks"`
-		}{Disks: make([]json.RawMessage, len(disks))}
-		for i, d := range disks {
-			if out.Disks[i], err = show.Compact(d); err != nil {
-				return err
-			}
-		}
-		return s.PrintValue(out, diskIDs(vm), func(w io.Writer) error { return show.Rows(w, diskHeader, diskRows(disks)) })
+		disks = vm.GetSpec().GetDisks()
+		return kind.List(ctx, s, conn, f)
 	})
 	return c
 }
 
-var diskHeader = []string{"ID", "SOURCE", "SIZE", "BUS", "CACHE", "BOOT"}
-
-func diskRows(disks []*vmv1.DiskSpec) (rows [][]string) {
-	for _, d := range disks {
-		source, size := "blank", show.Bytes(d.GetSizeGib()<<30)
-		switch {
-		case d.GetSource().GetVolumeId() != "":
-			source, size = "volume "+d.GetSource().GetVolumeId(), "-"
-		case d.GetSource().GetImageId() != "":
-			source = "image " + d.GetSource().GetImageId()
+// diskColumns returns the columns of a table of disks. The size of a volume is not known.
+func diskColumns(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*vmv1.DiskSpec] {
+	type spec = *vmv1.DiskSpec
+	images, volumes := image.NameOf(ctx, s, conn), volume.NameOf(ctx, s, conn)
+	source := func(image, volume func(string) string) func(spec) string {
+		return func(d spec) string {
+			switch src := d.GetSource().GetSource().(type) {
+			case *vmv1.DiskSource_ImageId:
+				return "image " + image(src.ImageId)
+			case *vmv1.DiskSource_VolumeId:
+				return "volume " + volume(src.VolumeId)
+			}
+			return "blank"
 		}
-		rows = append(rows, []string{
-			d.GetId(), source, size, show.Enum("DISK_BUS", d.GetBus()), show.Enum("DISK_CACHE", d.GetCache()), fmt.Sprint(d.GetBootIndex()),
-		})
 	}
-	return rows
+	same := func(id string) string { return id }
+	size := list.Size("SIZE", func(d spec) uint64 { return d.GetSizeGib() << 30 })
+	size.Text = func(d spec) string {
+		if d.GetSource().GetVolumeId() != "" && d.GetSizeGib() == 0 {
+			return ""
+		}
+		return show.Bytes(d.GetSizeGib() << 30)
+	}
+	return []list.Column[spec]{
+		{Name: "DISK", Text: spec.GetId},
+		{Name: "SOURCE", Text: source(images, volumes), Max: 30},
+		{Name: "SOURCE ID", Text: source(same, same), In: list.InWide},
+		size,
+		{Name: "BUS", Text: func(d spec) string { return show.Enum("DISK_BUS", d.GetBus()) }},
+		{Name: "CACHE", Text: func(d spec) string { return show.Enum("DISK_CACHE", d.GetCache()) }},
+		list.Number("BOOT", spec.GetBootIndex),
+	}
 }
 
 func diskIDs(vm *vmv1.VirtualMachine) (ids []string) {

@@ -93,8 +93,8 @@ A program that has not ended within --time-limit, or when you interrupt trivet, 
 
 // printExit prints the output of a program, and returns an error that has its exit code.
 func printExit(s *session.Session, out *guestv1.RunGuestCommandResponse) error {
-	if s.Form == show.JSON {
-		if err := show.Object(s.Stdout, out); err != nil {
+	if !s.Form.ForPeople() && s.Form != show.Name {
+		if err := s.Print(out, nil, nil); err != nil {
 			return err
 		}
 	} else {

@@ -81,9 +81,6 @@ func (w *watch) stream(ctx context.Context, heard func()) error {
 }
 
 func (w *watch) print(e *vmv1.VmEvent) error {
-	if w.session.Form == show.JSON {
-		return show.Line(w.session.Stdout, e)
-	}
 	line := fmt.Sprintf("%s  %-13s  %-9s", show.When(e.GetTimestamp()), show.Enum("VM_EVENT_TYPE", e.GetEventType()), state(e.GetVm().GetState()))
 	if node := e.GetVm().GetNodeId(); node != "" {
 		line += "  on " + node
@@ -91,8 +88,10 @@ func (w *watch) print(e *vmv1.VmEvent) error {
 	if last := e.GetVm().GetStatus().GetLastError(); last != "" {
 		line += "  " + last
 	}
-	_, err := fmt.Fprintln(w.session.Stdout, show.Text(strings.TrimRight(line, " ")))
-	return err
+	return w.session.PrintItem(e, []string{e.GetVm().GetName()}, func(out io.Writer) error {
+		_, err := fmt.Fprintln(out, show.Text(strings.TrimRight(line, " ")))
+		return err
+	})
 }
 
 func logCommand(s *session.Session) *cobra.Command {

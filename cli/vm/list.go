@@ -4,144 +4,178 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strconv"
+	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-cloud/trivet/cli/columns"
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/list"
+	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
-	"github.com/trivet-cloud/trivet/cli/vm/lookup"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
+type vmObject = *vmv1.VirtualMachine
+
 // listColumns returns the columns of a list of VMs. If tenants is true, the tenant of a VM is shown by default.
-func listColumns(now func() time.Time, tenants bool) []columns.Column[*vmv1.VirtualMachine] {
-	type vm = *vmv1.VirtualMachine
-	disk := func(v vm) (sum uint64) {
-		for _, d := range v.GetSpec().GetDisks() {
-			sum += d.GetSizeGib()
-		}
-		return sum
+func listColumns(ctx context.Context, s *session.Session, conn *dial.Conn, tenants bool) []list.Column[vmObject] {
+	tenant := list.Column[vmObject]{Name: "TENANT", Text: func(v vmObject) string { return v.GetOrgId() + "/" + v.GetProjectId() }, In: list.InWide}
+	disk := list.Size("DISK", diskBytes)
+	if tenants {
+		tenant.In, disk.In = list.Everywhere, list.InWide
 	}
-	vcpus := func(v vm) uint32 { return v.GetSpec().GetCpu().GetVcpus() }
-	memory := func(v vm) uint64 { return v.GetSpec().GetMemory().GetSizeMib() }
-	younger := func(a, b vm) int { return columns.By(vm.GetCreatedAt)(b, a) } // by age
-	return []columns.Column[vm]{
-		{Name: "TENANT", Text: func(v vm) string { return v.GetOrgId() + "/" + v.GetProjectId() }, Optional: !tenants},
-		{Name: "NAME", Text: vm.GetName},
-		{Name: "ID", Text: vm.GetId},
-		{Name: "STATE", Text: func(v vm) string { return state(v.GetState()) }},
-		{Name: "VCPUS", Text: func(v vm) string { return strconv.FormatUint(uint64(vcpus(v)), 10) }, Order: columns.By(vcpus)},
-		{Name: "MEMORY", Text: func(v vm) string { return show.Bytes(memory(v) << 20) }, Order: columns.By(memory)},
-		{Name: "DISK", Text: func(v vm) string { return show.Bytes(disk(v) << 30) }, Order: columns.By(disk)},
-		{Name: "NODE", Text: vm.GetNodeId},
-		{Name: "AGE", Text: func(v vm) string { return show.Age(now(), v.GetCreatedAt()) }, Order: younger},
-		{Name: "ADDRESSES", Text: func(v vm) string { return strings.Join(v.GetStatus().GetIpAddresses(), ",") }, Optional: true},
-		{Name: "LABELS", Text: func(v vm) string { return show.Pairs(v.GetLabels()) }, Optional: true},
-		{Name: "CREATOR", Text: vm.GetCreatedBy, Optional: true},
-		{Name: "CREATED", Text: func(v vm) string { return show.When(v.GetCreatedAt()) }, Order: columns.By(vm.GetCreatedAt), Optional: true},
-		{Name: "CHANGED", Text: func(v vm) string { return show.When(v.GetUpdatedAt()) }, Order: columns.By(vm.GetUpdatedAt), Optional: true},
-		{Name: "ERROR", Text: func(v vm) string { return v.GetStatus().GetLastError() }, Optional: true},
+	hosts, images := node.NameOf(ctx, conn), image.NameOf(ctx, s, conn)
+	return []list.Column[vmObject]{
+		tenant,
+		{Name: "NAME", Text: vmObject.GetName},
+		{Name: "ID", Text: vmObject.GetId, In: list.InWide},
+		{Name: "STATE", Text: func(v vmObject) string { return state(v.GetState()) }},
+		list.Number("VCPUS", func(v vmObject) uint32 { return v.GetSpec().GetCpu().GetVcpus() }),
+		list.Size("MEMORY", func(v vmObject) uint64 { return v.GetSpec().GetMemory().GetSizeMib() << 20 }),
+		disk,
+		{Name: "ADDRESS", Text: firstAddress, In: list.InTable},
+		{Name: "ADDRESSES", Text: func(v vmObject) string { return strings.Join(v.GetStatus().GetIpAddresses(), ",") }, In: list.InWide},
+		{Name: "HOST", Text: func(v vmObject) string { return hosts(v.GetNodeId()) }, Max: 16},
+		{Name: "HOST ID", Text: vmObject.GetNodeId, In: list.InWide},
+		list.Age("AGE", s.Now, vmObject.GetCreatedAt),
+		{Name: "IMAGE", Text: func(v vmObject) string { return images(imageID(v)) }, In: list.OnDemand},
+		{Name: "IMAGE ID", Text: imageID, In: list.InWide},
+		{Name: "LABELS", Text: func(v vmObject) string { return show.Pairs(v.GetLabels()) }, In: list.InWide},
+		{Name: "CREATOR", Text: vmObject.GetCreatedBy, In: list.InWide},
+		list.Time("CREATED", vmObject.GetCreatedAt, list.InWide),
+		list.Time("CHANGED", vmObject.GetUpdatedAt, list.OnDemand),
+		{Name: "ERROR", Text: func(v vmObject) string { return v.GetStatus().GetLastError() }, In: list.InWide},
 	}
 }
 
-// listFlags holds the values of the flags of `trivet vm list`.
-type listFlags struct {
-	filter      string
-	limit       int
-	watch       bool
-	allProjects bool
-	columns.Flags
+func diskBytes(v vmObject) (sum uint64) {
+	for _, d := range v.GetSpec().GetDisks() {
+		sum += d.GetSizeGib()
+	}
+	return sum << 30
+}
+
+// firstAddress returns the first address of a VM that is an IPv4 address or, without one, the first address.
+func firstAddress(v vmObject) string {
+	all := v.GetStatus().GetIpAddresses()
+	for _, text := range all {
+		if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
+			return text
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return all[0]
+}
+
+// imageID returns the ID of the image of a VM's first disk, or "" if that disk was not made from an image.
+func imageID(v vmObject) string {
+	if disks := v.GetSpec().GetDisks(); len(disks) > 0 {
+		return disks[0].GetSource().GetImageId()
+	}
+	return ""
+}
+
+// listed describes VMs for lists. It lists those of all projects if all is true.
+func listed(s *session.Session, all *bool) *list.Kind[vmObject] {
+	return &list.Kind[vmObject]{
+		Filters: true,
+		Name:    vmObject.GetName,
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]vmObject, string, error) {
+			if *all {
+				page, err := operatorv1.NewVmViewServiceClient(conn).ListAllVms(ctx, &operatorv1.ListAllVmsRequest{
+					PageSize: q.Size, PageToken: q.Token, Filter: q.Filter,
+				})
+				return page.GetVms(), page.GetNextPageToken(), err
+			}
+			org, project := s.Tenant()
+			page, err := vmv1.NewVmServiceClient(conn).ListVms(ctx, &vmv1.ListVmsRequest{
+				OrgId: org, ProjectId: project, PageSize: q.Size, PageToken: q.Token, Filter: q.Filter,
+			})
+			return page.GetVms(), page.GetNextPageToken(), err
+		},
+		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[vmObject] {
+			return listColumns(ctx, s, conn, *all)
+		},
+	}
+}
+
+// printVM prints a VM that a command has created or changed.
+func printVM(ctx context.Context, s *session.Session, conn *dial.Conn, v vmObject) error {
+	return listed(s, new(bool)).PrintOne(ctx, s, conn, v)
+}
+
+// printVMs prints VMs that a command has changed: as one object if single is true, or else as a list.
+func printVMs(ctx context.Context, s *session.Session, conn *dial.Conn, single bool, vms []vmObject) error {
+	if single {
+		return printVM(ctx, s, conn, vms[0])
+	}
+	return listed(s, new(bool)).PrintAll(ctx, s, conn, vms...)
 }
 
 func listCommand(s *session.Session) *cobra.Command {
-	var f listFlags
+	var watch, all bool
 	c := &cobra.Command{Use: "list", Short: "List the project's VMs", Args: session.Exactly(),
 		Long: `List the VMs of the project, in order of creation. With --watch, print the list and then a line for each change, until
 you interrupt. A broken connection is opened again, and what changed meanwhile is printed.`,
-		Example: `  trivet vm list --filter 'state = RUNNING AND labels.env = "prod"'
+		Example: `  trivet vm list --filter 'state = RUNNING AND memory >= 4096' -l env=prod
   trivet vm list --sort -memory --columns name,memory,labels
   trivet vm list -w --all-projects --filter 'state = ERROR'`}
-	c.Flags().StringVar(&f.filter, "filter", "", "list only VMs that match, such as: state = RUNNING")
-	c.Flags().IntVar(&f.limit, "limit", 0, "list at most this many")
-	c.Flags().BoolVarP(&f.watch, "watch", "w", false, "print also the changes of the list, until you interrupt")
-	c.Flags().BoolVar(&f.allProjects, "all-projects", false, "list the VMs of all projects: for operators of the cloud")
-	columns.Add(c, &f.Flags, listColumns(s.Now, true))
+	kind := listed(s, &all)
+	f := kind.AddFlags(s, c)
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "print also the changes of the list, until you interrupt")
+	c.Flags().BoolVar(&all, "all-projects", false, "list the VMs of all projects: for operators of the cloud")
 	session.Exclusive(c, "watch", "limit")
+	session.Exclusive(c, "watch", "page-token")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		// A watch has no deadline. The flag is known only now.
 		limit := callTimeout
-		if f.watch {
+		if watch {
 			limit = 0
 		}
 		return s.Run(limit, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-			table, err := columns.Choose(&f.Flags, listColumns(s.Now, f.allProjects))
-			if err != nil {
-				return err
+			if watch {
+				return session.Interruptible(ctx, watchList(ctx, s, conn, kind, f, all))
 			}
-			if f.watch {
-				return session.Interruptible(ctx, f.watchList(ctx, s, conn, table))
-			}
-			return f.printList(ctx, s, conn, table)
+			return kind.List(ctx, s, conn, f)
 		})(c, args)
 	}
 	return c
 }
 
-// printList prints the list once.
-func (f *listFlags) printList(ctx context.Context, s *session.Session, conn *dial.Conn, table *columns.Table[*vmv1.VirtualMachine]) error {
-	read := lookup.All
-	if f.allProjects {
-		read = lookup.AllProjects
-	}
-	limit := f.limit
-	if table.Sorted() {
-		limit = 0 // the first ones in the order of --sort can be anywhere in the list
-	}
-	vms, more, err := read(ctx, s, conn, f.filter, limit)
+// watchList prints the list and its changes.
+func watchList(ctx context.Context, s *session.Session, conn *dial.Conn, kind *list.Kind[vmObject], f *list.Flags, all bool) error {
+	table, err := kind.Table(ctx, s, conn, f)
 	if err != nil {
 		return err
 	}
-	table.Sort(vms)
-	if f.limit > 0 && len(vms) > f.limit {
-		vms, more = vms[:f.limit], true
+	filter, err := f.Filter()
+	if err != nil {
+		return err
 	}
-	names := make([]string, len(vms))
-	for i, vm := range vms {
-		names[i] = vm.GetName()
-	}
-	err = s.Print(&vmv1.ListVmsResponse{Vms: vms}, names, func(w io.Writer) error { return table.Print(w, vms...) })
-	if more {
-		s.Note("there are more: --limit is %d", f.limit)
-	}
-	return err
-}
-
-// watchList prints the list and its changes.
-func (f *listFlags) watchList(ctx context.Context, s *session.Session, conn *dial.Conn, table *columns.Table[*vmv1.VirtualMachine]) error {
 	client := operatorv1.NewVmViewServiceClient(conn)
 	org, project := s.Tenant()
-	w := &columns.Watch[*vmv1.VirtualMachine]{
+	w := &list.Watch[vmObject]{
 		Table: table,
-		Name:  (*vmv1.VirtualMachine).GetName,
+		Name:  vmObject.GetName,
 		Removed: func(id string, at int64) proto.Message {
 			return &operatorv1.VmListChange{Type: operatorv1.VmListChangeType_VM_LIST_CHANGE_TYPE_REMOVED, VmId: id, Timestamp: at}
 		},
-		Stream: func(ctx context.Context, handle func(columns.Change[*vmv1.VirtualMachine]) error) error {
-			if f.allProjects {
-				stream, err := client.WatchAllVms(ctx, &operatorv1.WatchAllVmsRequest{Filter: f.filter})
+		Stream: func(ctx context.Context, handle func(list.Change[vmObject]) error) error {
+			if all {
+				stream, err := client.WatchAllVms(ctx, &operatorv1.WatchAllVmsRequest{Filter: filter})
 				if err != nil {
 					return err
 				}
 				return receive(stream.Recv, handle)
 			}
-			stream, err := client.WatchVms(ctx, &operatorv1.WatchVmsRequest{OrgId: org, ProjectId: project, Filter: f.filter})
+			stream, err := client.WatchVms(ctx, &operatorv1.WatchVmsRequest{OrgId: org, ProjectId: project, Filter: filter})
 			if err != nil {
 				return err
 			}
@@ -154,7 +188,7 @@ func (f *listFlags) watchList(ctx context.Context, s *session.Session, conn *dia
 // receive reads a stream of changes to its end and calls handle with each.
 func receive[M interface {
 	GetChange() *operatorv1.VmListChange
-}](recv func() (M, error), handle func(columns.Change[*vmv1.VirtualMachine]) error) error {
+}](recv func() (M, error), handle func(list.Change[vmObject]) error) error {
 	for {
 		m, err := recv()
 		if errors.Is(err, io.EOF) {
@@ -164,8 +198,8 @@ func receive[M interface {
 			return err
 		}
 		c := m.GetChange()
-		if err := handle(columns.Change[*vmv1.VirtualMachine]{
-			Kind: columns.Kind(c.GetType()), ID: c.GetVmId(), Object: c.GetVm(), At: c.GetTimestamp(), Message: c,
+		if err := handle(list.Change[vmObject]{
+			Kind: list.ChangeKind(c.GetType()), ID: c.GetVmId(), Object: c.GetVm(), At: c.GetTimestamp(), Message: c,
 		}); err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package vm
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -72,7 +71,7 @@ on running on its host. "trivet vm show" shows a migration and the result of the
 				return err
 			}
 		}
-		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+		return printVM(ctx, s, conn, vm)
 	})
 	return c
 }

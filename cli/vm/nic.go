@@ -7,9 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -164,21 +167,23 @@ func freeNICID(nics []*vmv1.NetworkSpec) string {
 	}
 }
 
-var nicHeader = []string{"NIC", "NETWORK", "SUBNET", "ADDRESS", "MAC", "MODEL", "STATUS"}
-
-// nicRows returns the rows of a table of NICs of a VM. It reads the VM's ports for their IPv6 addresses and status.
-func nicRows(ctx context.Context, r *network.Resolver, vmID string, nics []*vmv1.NetworkSpec) [][]string {
-	ports := r.PortsOfVM(ctx, vmID)
-	rows := make([][]string, len(nics))
-	for i, x := range nics {
-		p := ports[x.GetPortId()]
-		address := strings.TrimSuffix(x.GetIpAddress()+", "+p.GetIpv6Address(), ", ")
-		rows[i] = []string{
-			x.GetId(), r.VPCName(cmp.Or(p.GetVpcId(), x.GetNetworkId())), r.SubnetName(cmp.Or(p.GetSubnetId(), x.GetSubnetId())), address,
-			x.GetMacAddress(), modelName(x.GetModel()), network.PortStatus(p),
-		}
+// nicColumns returns the columns of a table of NICs of a VM. They read the VM's ports for IPv6 addresses and the status.
+func nicColumns(ctx context.Context, r *network.Resolver, vmID func() string) []list.Column[*vmv1.NetworkSpec] {
+	type spec = *vmv1.NetworkSpec
+	ports := sync.OnceValue(func() map[string]*networkv1.Port { return r.PortsOfVM(ctx, vmID()) })
+	port := func(x spec) *networkv1.Port { return ports()[x.GetPortId()] }
+	return []list.Column[spec]{
+		{Name: "NIC", Text: spec.GetId},
+		{Name: "NETWORK", Text: func(x spec) string { return r.VPCName(cmp.Or(port(x).GetVpcId(), x.GetNetworkId())) }, Max: 16},
+		{Name: "SUBNET", Text: func(x spec) string { return r.SubnetName(cmp.Or(port(x).GetSubnetId(), x.GetSubnetId())) }, Max: 16},
+		{Name: "ADDRESS", Text: func(x spec) string {
+			return strings.TrimSuffix(x.GetIpAddress()+", "+port(x).GetIpv6Address(), ", ")
+		}},
+		{Name: "MAC", Text: spec.GetMacAddress},
+		{Name: "MODEL", Text: func(x spec) string { return modelName(x.GetModel()) }},
+		{Name: "STATUS", Text: func(x spec) string { return network.PortStatus(port(x)) }},
+		{Name: "PORT ID", Text: spec.GetPortId, In: list.InWide},
 	}
-	return rows
 }
 
 // modelName returns the value of --model for a model; empty if it is unspecified.

@@ -2,15 +2,14 @@ package vm
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
-	"github.com/trivet-cloud/trivet/cli/show"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
@@ -95,7 +94,7 @@ func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrI
 		}
 	}
 	return s.Print(vm, []string{x.id}, func(w io.Writer) error {
-		return show.Rows(w, nicHeader, nicRows(ctx, resolver, t.id, attached))
+		return list.Print(w, nicColumns(ctx, resolver, func() string { return t.id }), attached...)
 	})
 }
 
@@ -116,25 +115,27 @@ deleted; one that was given with --port stays. A guest that runs must release th
 
 func listNICsCommand(s *session.Session) *cobra.Command {
 	c := vmArgCommand(s, "list VM", "List the network interfaces of a VM")
+	var t *target
+	var nics []*vmv1.NetworkSpec
+	kind := &list.Kind[*vmv1.NetworkSpec]{
+		Page: func(_ context.Context, _ *dial.Conn, q list.Query) ([]*vmv1.NetworkSpec, string, error) {
+			return list.Slice(nics, q)
+		},
+		Name: (*vmv1.NetworkSpec).GetId,
+		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*vmv1.NetworkSpec] {
+			return nicColumns(ctx, network.NewResolver(ctx, s, conn), func() string { return t.id })
+		},
+	}
+	f := kind.AddFlags(s, c)
 	c.Long = `List the network interfaces (NICs) of a VM. STATUS is that of the NIC's port: ACTIVE after the host has installed
 its rules.`
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		vm, t, err := readVM(ctx, s, conn, args[0])
+		vm, of, err := readVM(ctx, s, conn, args[0])
 		if err != nil {
 			return err
 		}
-		nics := vm.GetSpec().GetNetwork()
-		out := struct {
-			Network []json.RawMessage `json:"network"`
-		}{Network: make([]json.RawMessage, len(nics))}
-		for i, n := range nics {
-			if out.Network[i], err = show.Compact(n); err != nil {
-				return err
-			}
-		}
-		return s.PrintValue(out, nicIDs(vm), func(w io.Writer) error {
-			return show.Rows(w, nicHeader, nicRows(ctx, network.NewResolver(ctx, s, conn), t.id, nics))
-		})
+		t, nics = of, vm.GetSpec().GetNetwork()
+		return kind.List(ctx, s, conn, f)
 	})
 	return c
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -106,23 +105,10 @@ func (p power) each(ctx context.Context, s *session.Session, conn *dial.Conn, x 
 	if len(done) == 0 {
 		return err
 	}
-	if printed := printVMs(s, len(args) == 1, done); printed != nil && err == nil {
+	if printed := printVMs(ctx, s, conn, len(args) == 1, done); printed != nil && err == nil {
 		err = printed
 	}
 	return err
-}
-
-// printVMs prints VMs in the format of --output: in JSON as one object if single is true, or else as a list.
-func printVMs(s *session.Session, single bool, vms []*vmv1.VirtualMachine) error {
-	table := func(w io.Writer) error { return rows(w, s.Now(), vms...) }
-	if single {
-		return s.Print(vms[0], []string{vms[0].GetName()}, table)
-	}
-	var names []string
-	for _, vm := range vms {
-		names = append(names, vm.GetName())
-	}
-	return s.Print(&vmv1.ListVmsResponse{Vms: vms}, names, table)
 }
 
 // run makes the call, in which the control plane waits until the VM has the wanted state. If the VM does not have it in

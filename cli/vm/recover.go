@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +30,7 @@ The command does not wait for the other host. Until the VM has one, it is PENDIN
 		if err != nil {
 			return err
 		}
-		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+		return printVM(ctx, s, conn, vm)
 	})
 	return c
 }

@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -56,7 +55,7 @@ own disks. With --end, the VM is stopped and started from its own disks again.`
 		if err != nil {
 			return err
 		}
-		return s.Print(vm, []string{vm.GetName()}, func(w io.Writer) error { return rows(w, s.Now(), vm) })
+		return printVM(ctx, s, conn, vm)
 	})
 	return c
 }

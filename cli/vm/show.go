@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
@@ -38,17 +39,17 @@ func showCommand(s *session.Session) *cobra.Command {
 		return s.Print(d.GetVm(), []string{d.GetVm().GetName()}, func(w io.Writer) error {
 			// An older control plane has no GetMigration. Without it, the page has one line less.
 			m, _ := migration{operatorv1.NewOperatorServiceClient(conn), t}.get(ctx)
-			return printPage(w, s.Now(), d, migrationText(m), func(nics []*vmv1.NetworkSpec) [][]string {
-				return nicRows(ctx, network.NewResolver(ctx, s, conn), t.id, nics)
-			})
+			return printPage(w, s.Now(), d, migrationText(m), diskColumns(ctx, s, conn),
+				nicColumns(ctx, network.NewResolver(ctx, s, conn), func() string { return t.id }))
 		})
 	})
 	return c
 }
 
 // printPage prints the page of `trivet vm show`. The parameter migration is the text about the VM's migration, or its
-// last one, and is empty if the VM was never migrated. The function nicRows returns the rows of the table of NICs.
-func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, migration string, nicRows func([]*vmv1.NetworkSpec) [][]string) error {
+// last one, and is empty if the VM was never migrated.
+func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, migration string,
+	disks []list.Column[*vmv1.DiskSpec], nics []list.Column[*vmv1.NetworkSpec]) error {
 	spec := d.GetVm().GetSpec()
 	if err := show.Fields(w, pageFields(now, d, migration)); err != nil {
 		return err
@@ -57,7 +58,7 @@ func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, m
 		if _, err := fmt.Fprintln(w); err != nil {
 			return err
 		}
-		if err := disks(w, spec.GetDisks()); err != nil {
+		if err := list.Print(w, disks, spec.GetDisks()...); err != nil {
 			return err
 		}
 	}
@@ -65,7 +66,7 @@ func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, m
 		if _, err := fmt.Fprintln(w); err != nil {
 			return err
 		}
-		if err := show.Rows(w, nicHeader, nicRows(spec.GetNetwork())); err != nil {
+		if err := list.Print(w, nics, spec.GetNetwork()...); err != nil {
 			return err
 		}
 	}
@@ -91,7 +92,7 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 	if d.GetWaiting() != "" {
 		fields = append(fields, [2]string{"Waiting", d.GetWaiting()})
 	}
-	fields = append(fields, [2]string{"Node", host(vm.GetNodeId(), d.GetNodeName())})
+	fields = append(fields, [2]string{"Host", host(vm.GetNodeId(), d.GetNodeName())})
 	if p := d.GetPlacement(); p != nil {
 		fields = append(fields, [2]string{"Placed", at(now, p.GetChosenAt()) + ": " + p.GetReason()})
 	}

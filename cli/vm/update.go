@@ -94,7 +94,7 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 	if err != nil {
 		return err
 	}
-	if err := printVMs(s, true, []*vmv1.VirtualMachine{vm}); err != nil {
+	if err := printVM(ctx, s, conn, vm); err != nil {
 		return err
 	}
 	if pending := vm.GetMetadata()[cloud.PendingResize]; req.GetSpec() != nil && pending != "" {

@@ -48,7 +48,7 @@ before it has the state. With --for DELETED it waits until the VMs are deleted.`
 			return err
 		})
 		if len(done) > 0 {
-			err = errors.Join(err, printVMs(s, len(args) == 1, done))
+			err = errors.Join(err, printVMs(ctx, s, conn, len(args) == 1, done))
 		}
 		return err
 	})

@@ -1,16 +1,19 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
@@ -80,7 +83,7 @@ func createClassCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return printClasses(s, class, class)
+		return classes.PrintOne(ctx, s, conn, class)
 	})
 	return c
 }
@@ -106,15 +109,42 @@ func readKey(in io.Reader, path string) (string, error) {
 }
 
 func listClassesCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "List the storage classes", Args: session.Exactly()}
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		classes, err := allClasses(ctx, conn)
-		if err != nil {
-			return err
+	return classes.Command(s, &cobra.Command{Use: "list", Short: "List the storage classes"}, callTimeout)
+}
+
+// classes describes storage classes for lists.
+var classes = &list.Kind[*storagev1.StorageClass]{
+	Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*storagev1.StorageClass, string, error) {
+		page, err := storagev1.NewStorageClassServiceClient(conn).ListStorageClasses(ctx, &storagev1.ListStorageClassesRequest{
+			PageSize: q.Size, PageToken: q.Token,
+		})
+		return page.GetStorageClasses(), page.GetNextPageToken(), err
+	},
+	Name: (*storagev1.StorageClass).GetName,
+	Columns: func(context.Context, *session.Session, *dial.Conn) []list.Column[*storagev1.StorageClass] {
+		type class = *storagev1.StorageClass
+		yesNo := map[bool]string{true: "yes", false: "no"}
+		limit := func(name string, of func(class) uint64) list.Column[class] {
+			c := list.Number(name, of)
+			c.Text = func(o class) string {
+				if of(o) == 0 {
+					return "" // no limit
+				}
+				return strconv.FormatUint(of(o), 10)
+			}
+			return c
 		}
-		return printClasses(s, &storagev1.ListStorageClassesResponse{StorageClasses: classes}, classes...)
-	})
-	return c
+		return []list.Column[class]{
+			{Name: "NAME", Text: class.GetName},
+			{Name: "DRIVER", Text: func(c class) string { return show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()) }},
+			{Name: "POOL", Text: func(c class) string { return cmp.Or(c.GetRbd().GetPool(), c.GetPool()) }, Max: 16},
+			{Name: "DEFAULT", Text: func(c class) string { return yesNo[c.GetIsDefault()] }},
+			{Name: "ENCRYPTED", Text: func(c class) string { return yesNo[c.GetEncrypted()] }},
+			limit("MAX IOPS", class.GetMaxIops),
+			limit("MAX BYTES/S", class.GetMaxBytesPerSecond),
+			{Name: "DESCRIPTION", Text: class.GetDescription, In: list.InWide},
+		}
+	},
 }
 
 func showClassCommand(s *session.Session) *cobra.Command {
@@ -125,7 +155,7 @@ func showClassCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return printClasses(s, class, class)
+		return classes.PrintOne(ctx, s, conn, class)
 	})
 	return c
 }
@@ -139,7 +169,7 @@ func defaultClassCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return printClasses(s, class, class)
+		return classes.PrintOne(ctx, s, conn, class)
 	})
 	return c
 }
@@ -161,54 +191,6 @@ func deleteClassCommand(s *session.Session) *cobra.Command {
 // classArgCommand returns a command with the single argument CLASS, and shell completion for it.
 func classArgCommand(s *session.Session, use, short string) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: session.Exactly("CLASS")}
-	c.ValidArgsFunction = session.FirstArg(classNames(s))
+	c.ValidArgsFunction = session.FirstArg(classes.Names(s))
 	return c
-}
-
-func classNames(s *session.Session) cobra.CompletionFunc {
-	return s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
-		classes, err := allClasses(ctx, conn)
-		for _, c := range classes {
-			names = append(names, c.GetName())
-		}
-		return names, err
-	})
-}
-
-func allClasses(ctx context.Context, conn *dial.Conn) ([]*storagev1.StorageClass, error) {
-	classes, _, err := session.Pages(0, func(token string) ([]*storagev1.StorageClass, string, error) {
-		page, err := storagev1.NewStorageClassServiceClient(conn).ListStorageClasses(ctx, &storagev1.ListStorageClassesRequest{
-			PageSize: session.PageSize, PageToken: token,
-		})
-		return page.GetStorageClasses(), page.GetNextPageToken(), err
-	})
-	return classes, err
-}
-
-// printClasses prints classes as a table, or the message m that contains them as JSON.
-func printClasses(s *session.Session, m proto.Message, classes ...*storagev1.StorageClass) error {
-	var names []string
-	var rows [][]string
-	limit := func(n uint64) string {
-		if n == 0 {
-			return "-"
-		}
-		return fmt.Sprint(n)
-	}
-	yesNo := map[bool]string{true: "yes", false: "no"}
-	for _, c := range classes {
-		pool := c.GetPool()
-		if c.GetRbd() != nil {
-			pool = c.GetRbd().GetPool()
-		}
-		names = append(names, c.GetName())
-		rows = append(rows, []string{
-			c.GetName(), show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()), pool, yesNo[c.GetIsDefault()],
-			yesNo[c.GetEncrypted()], limit(c.GetMaxIops()), limit(c.GetMaxBytesPerSecond()),
-			c.GetDescription(),
-		})
-	}
-	return s.Print(m, names, func(w io.Writer) error {
-		return show.Rows(w, []string{"NAME", "DRIVER", "POOL", "DEFAULT", "ENCRYPTED", "MAX IOPS", "MAX BYTES/S", "DESCRIPTION"}, rows)
-	})
 }

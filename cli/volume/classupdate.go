@@ -64,7 +64,7 @@ is wrong, ` + "`trivet volume show`" + ` shows the error of each volume. Another
 		if err != nil {
 			return err
 		}
-		return printClasses(s, class, class)
+		return classes.PrintOne(ctx, s, conn, class)
 	})
 	return c
 }

@@ -46,7 +46,7 @@ attached is flattened after its first attachment. An encrypted volume is flatten
 		if err != nil {
 			return err
 		}
-		return printVolumes(s, v, v)
+		return listed(s).PrintOne(ctx, s, conn, v)
 	})
 	return c
 }

@@ -77,7 +77,7 @@ volume is attached for the first time. The image can be deleted afterwards.`,
 				args[0], uploaded.GetId(), uploaded.GetId())
 			return err
 		}
-		return printVolumes(s, v, v)
+		return listed(s).PrintOne(ctx, s, conn, v)
 	})
 	return c
 }

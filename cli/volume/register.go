@@ -52,7 +52,7 @@ While a VM has the volume, no other program may open the image. ` + "`trivet vol
 		if err != nil {
 			return err
 		}
-		return printVolumes(s, v, v)
+		return listed(s).PrintOne(ctx, s, conn, v)
 	})
 	return c
 }

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
@@ -72,7 +72,7 @@ The command does not wait until the copy is complete.`,
 			if err != nil {
 				return err
 			}
-			return printSnapshots(s, out, out.GetSnapshots()...)
+			return snapshots(s, &of).PrintAll(ctx, s, conn, out.GetSnapshots()...)
 		}
 		id, err := Find(ctx, s, conn, of)
 		if err != nil {
@@ -84,36 +84,52 @@ The command does not wait until the copy is complete.`,
 		if err != nil {
 			return err
 		}
-		return printSnapshots(s, out, out)
+		return snapshots(s, &of).PrintOne(ctx, s, conn, out)
 	})
 	return c
 }
 
 func listSnapshotsCommand(s *session.Session) *cobra.Command {
 	var of string
-	var limit int
-	c := &cobra.Command{Use: "list", Short: "List the project's snapshots", Args: session.Exactly()}
+	c := snapshots(s, &of).Command(s, &cobra.Command{Use: "list", Short: "List the project's snapshots"}, callTimeout)
 	c.Flags().StringVar(&of, "volume", "", "list only the snapshots of this volume, by name or ID")
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
 	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) (err error) {
-		id := ""
-		if of != "" {
-			if id, err = Find(ctx, s, conn, of); err != nil {
-				return err
-			}
-		}
-		snapshots, more, err := allSnapshots(ctx, s, conn, id, limit)
-		if err != nil {
-			return err
-		}
-		err = printSnapshots(s, &storagev1.ListSnapshotsResponse{Snapshots: snapshots}, snapshots...)
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
-	})
 	return c
+}
+
+// snapshots describes the snapshots of a project for lists. If volume is not empty, it is the name or ID of a volume, and
+// only its snapshots are listed.
+func snapshots(s *session.Session, volume *string) *list.Kind[*storagev1.Snapshot] {
+	return &list.Kind[*storagev1.Snapshot]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) (_ []*storagev1.Snapshot, _ string, err error) {
+			req := &storagev1.ListSnapshotsRequest{PageSize: q.Size, PageToken: q.Token}
+			req.OrgId, req.ProjectId = s.Tenant()
+			if *volume != "" {
+				if *volume, err = Find(ctx, s, conn, *volume); err != nil { // the ID is used for the next page too
+					return nil, "", err
+				}
+				req.VolumeId = *volume
+			}
+			page, err := storagev1.NewSnapshotServiceClient(conn).ListSnapshots(ctx, req)
+			return page.GetSnapshots(), page.GetNextPageToken(), err
+		},
+		Name: (*storagev1.Snapshot).GetName,
+		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*storagev1.Snapshot] {
+			type snapshot = *storagev1.Snapshot
+			volumes := NameOf(ctx, s, conn)
+			return []list.Column[snapshot]{
+				{Name: "NAME", Text: snapshot.GetName},
+				{Name: "ID", Text: snapshot.GetId, In: list.InWide},
+				{Name: "STATUS", Text: snapshotStatus},
+				list.Size("SIZE", func(o snapshot) uint64 { return o.GetSizeGib() << 30 }),
+				{Name: "VOLUME", Text: func(o snapshot) string { return volumes(o.GetVolumeId()) }, Max: 20},
+				{Name: "VOLUME ID", Text: snapshot.GetVolumeId, In: list.InWide},
+				list.Age("AGE", s.Now, snapshot.GetCreatedAt),
+				list.Time("CREATED", snapshot.GetCreatedAt, list.InWide),
+				list.Time("TAKEN", snapshot.GetTakenAt, list.InWide),
+			}
+		},
+	}
 }
 
 func showSnapshotCommand(s *session.Session) *cobra.Command {
@@ -171,12 +187,12 @@ func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, name
 	if err := cloud.CheckName("snapshot", nameOrID); err != nil {
 		return "", session.Usagef("%q is not a valid name or ID of a snapshot", nameOrID)
 	}
-	snapshots, _, err := allSnapshots(ctx, s, conn, "", 0)
+	all, err := snapshots(s, new(string)).All(ctx, conn)
 	if err != nil {
 		return "", err
 	}
 	var matches []session.Match
-	for _, one := range snapshots {
+	for _, one := range all {
 		if one.GetName() == nameOrID {
 			matches = append(matches, session.Match{ID: one.GetId(), About: fmt.Sprintf("%s of volume %s", snapshotStatus(one), one.GetVolumeId())})
 		}
@@ -184,45 +200,12 @@ func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, name
 	return session.One("snapshot", s.Scope(), nameOrID, matches)
 }
 
-// allSnapshots returns up to limit snapshots of the project, or of one volume if volume is not empty. A limit of 0
-// means all. more is true if there are further snapshots.
-func allSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, volume string, limit int) (snapshots []*storagev1.Snapshot, more bool, err error) {
-	org, project := s.Tenant()
-	return session.Pages(limit, func(token string) ([]*storagev1.Snapshot, string, error) {
-		page, err := storagev1.NewSnapshotServiceClient(conn).ListSnapshots(ctx, &storagev1.ListSnapshotsRequest{
-			OrgId: org, ProjectId: project, VolumeId: volume, PageSize: session.PageSize, PageToken: token,
-		})
-		return page.GetSnapshots(), page.GetNextPageToken(), err
-	})
-}
-
 func snapshotNames(s *session.Session) cobra.CompletionFunc {
-	return s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
-		snapshots, _, err := allSnapshots(ctx, s, conn, "", session.PageSize)
-		for _, one := range snapshots {
-			names = append(names, one.GetName())
-		}
-		return names, err
-	})
+	return snapshots(s, new(string)).Names(s)
 }
 
 func snapshotStatus(one *storagev1.Snapshot) string {
 	return show.Enum("SNAPSHOT_STATUS", one.GetStatus())
-}
-
-// printSnapshots prints snapshots as a table. For JSON output, it prints the message m, which contains the snapshots.
-func printSnapshots(s *session.Session, m proto.Message, snapshots ...*storagev1.Snapshot) error {
-	var names []string
-	var rows [][]string
-	for _, one := range snapshots {
-		names = append(names, one.GetName())
-		rows = append(rows, []string{
-			one.GetName(), one.GetId(), snapshotStatus(one), show.Bytes(one.GetSizeGib() << 30), one.GetVolumeId(), show.Age(s.Now(), one.GetCreatedAt()),
-		})
-	}
-	return s.Print(m, names, func(w io.Writer) error {
-		return show.Rows(w, []string{"NAME", "ID", "STATUS", "SIZE", "VOLUME", "AGE"}, rows)
-	})
 }
 
 func snapshotFields(now time.Time, one *storagev1.Snapshot) [][2]string {

@@ -43,7 +43,7 @@ empty value removes a pair.`
 		if err != nil {
 			return err
 		}
-		return printVolumes(s, v, v)
+		return listed(s).PrintOne(ctx, s, conn, v)
 	})
 	return c
 }

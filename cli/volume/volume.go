@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/cli/vm/lookup"
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -97,7 +98,7 @@ on its host when it is attached for the first time. Other volumes are made at on
 		if err != nil {
 			return err
 		}
-		return printVolumes(s, v, v)
+		return listed(s).PrintOne(ctx, s, conn, v)
 	})
 	return c
 }
@@ -126,21 +127,51 @@ func ParseSize(text string) (uint64, error) {
 }
 
 func listCommand(s *session.Session) *cobra.Command {
-	var limit int
-	c := &cobra.Command{Use: "list", Short: "List the project's volumes", Args: session.Exactly()}
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		volumes, more, err := all(ctx, s, conn, limit)
-		if err != nil {
-			return err
+	return listed(s).Command(s, &cobra.Command{Use: "list", Short: "List the project's volumes"}, callTimeout)
+}
+
+// listed describes volumes for lists.
+func listed(s *session.Session) *list.Kind[*vmv1.Volume] {
+	return &list.Kind[*vmv1.Volume]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*vmv1.Volume, string, error) {
+			org, project := s.Tenant()
+			page, err := vmv1.NewVolumeServiceClient(conn).ListVolumes(ctx, &vmv1.ListVolumesRequest{
+				OrgId: org, ProjectId: project, PageSize: q.Size, PageToken: q.Token,
+			})
+			return page.GetVolumes(), page.GetNextPageToken(), err
+		},
+		Name:    (*vmv1.Volume).GetName,
+		Columns: columns,
+	}
+}
+
+func columns(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*vmv1.Volume] {
+	type volume = *vmv1.Volume
+	vms := lookup.NameOf(ctx, s, conn)
+	return []list.Column[volume]{
+		{Name: "NAME", Text: volume.GetName},
+		{Name: "ID", Text: volume.GetId, In: list.InWide},
+		{Name: "STATUS", Text: status},
+		list.Size("SIZE", func(v volume) uint64 { return v.GetSizeGib() << 30 }),
+		{Name: "CLASS", Text: volume.GetStorageClass, Max: 12},
+		{Name: "VM", Text: func(v volume) string { return vms(v.GetAttachedToVm()) }, Max: 20},
+		{Name: "VM ID", Text: volume.GetAttachedToVm, In: list.InWide},
+		list.Age("AGE", s.Now, volume.GetCreatedAt),
+		list.Time("CREATED", volume.GetCreatedAt, list.InWide),
+		{Name: "LABELS", Text: func(v volume) string { return show.Pairs(v.GetLabels()) }, In: list.InWide},
+	}
+}
+
+// NameOf returns a function that returns the name of a volume of the project by its ID.
+func NameOf(ctx context.Context, s *session.Session, conn *dial.Conn) func(id string) string {
+	return session.NameOf(func() (map[string]string, error) {
+		volumes, err := listed(s).All(ctx, conn)
+		names := map[string]string{}
+		for _, v := range volumes {
+			names[v.GetId()] = v.GetName()
 		}
-		err = printVolumes(s, &vmv1.ListVolumesResponse{Volumes: volumes}, volumes...)
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
+		return names, err
 	})
-	return c
 }
 
 func showCommand(s *session.Session) *cobra.Command {
@@ -184,7 +215,7 @@ func resizeCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return printVolumes(s, v, v)
+		return listed(s).PrintOne(ctx, s, conn, v)
 	})
 	return c
 }
@@ -223,7 +254,7 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	if err := cloud.CheckName("volume", nameOrID); err != nil {
 		return "", session.Usagef("%q is not a valid name or ID of a volume", nameOrID)
 	}
-	volumes, _, err := all(ctx, s, conn, 0)
+	volumes, err := listed(s).All(ctx, conn)
 	if err != nil {
 		return "", err
 	}
@@ -236,47 +267,12 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	return session.One("volume", s.Scope(), nameOrID, matches)
 }
 
-// all returns the volumes of the project: at most limit, or all if limit is 0. more is true if the project has further
-// volumes.
-func all(ctx context.Context, s *session.Session, conn *dial.Conn, limit int) (volumes []*vmv1.Volume, more bool, err error) {
-	org, project := s.Tenant()
-	return session.Pages(limit, func(token string) ([]*vmv1.Volume, string, error) {
-		page, err := vmv1.NewVolumeServiceClient(conn).ListVolumes(ctx, &vmv1.ListVolumesRequest{
-			OrgId: org, ProjectId: project, PageSize: session.PageSize, PageToken: token,
-		})
-		return page.GetVolumes(), page.GetNextPageToken(), err
-	})
-}
-
 // Names returns a shell completion with the names of volumes.
-func Names(s *session.Session) cobra.CompletionFunc {
-	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-		volumes, _, err := all(ctx, s, conn, session.PageSize)
-		return names(volumes), err
-	})
-}
-
-func names(volumes []*vmv1.Volume) (out []string) {
-	for _, v := range volumes {
-		out = append(out, v.GetName())
-	}
-	return out
-}
+func Names(s *session.Session) cobra.CompletionFunc { return listed(s).Names(s) }
 
 func status(v *vmv1.Volume) string { return show.Enum("VOLUME_STATUS", v.GetStatus()) }
 
 func size(v *vmv1.Volume) string { return show.Bytes(v.GetSizeGib() << 30) }
-
-// printVolumes prints volumes as a table, or the message m that contains them as JSON.
-func printVolumes(s *session.Session, m proto.Message, volumes ...*vmv1.Volume) error {
-	rows := make([][]string, len(volumes))
-	for i, v := range volumes {
-		rows[i] = []string{v.GetName(), v.GetId(), status(v), size(v), v.GetStorageClass(), v.GetAttachedToVm(), show.Age(s.Now(), v.GetCreatedAt())}
-	}
-	return s.Print(m, names(volumes), func(w io.Writer) error {
-		return show.Rows(w, []string{"NAME", "ID", "STATUS", "SIZE", "CLASS", "VM", "AGE"}, rows)
-	})
-}
 
 func fields(now time.Time, v *vmv1.Volume) [][2]string {
 	f := [][2]string{

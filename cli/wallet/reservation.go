@@ -3,13 +3,13 @@ package wallet
 import (
 	"context"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
@@ -105,52 +105,56 @@ func printReservation(s *session.Session, r *creditv1.Reservation, err error) er
 func transactionsCommand(s *session.Session) *cobra.Command {
 	req := &creditv1.ListTransactionsRequest{}
 	var types []string
-	var limit int
-	c := &cobra.Command{Use: "transactions", Short: "List the transactions of a wallet, oldest first", Args: session.Exactly(),
-		Example: "  trivet wallet transactions --type charge --type refund --resource vm-1"}
+	transactions := &list.Kind[*creditv1.Transaction]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) (_ []*creditv1.Transaction, _ string, err error) {
+			if req.Types, err = parseTypes(types); err != nil {
+				return nil, "", err
+			}
+			req.OrgId, req.ProjectId = s.Tenant()
+			req.PageSize, req.PageToken = q.Size, q.Token
+			page, err := creditv1.NewCreditServiceClient(conn).ListTransactions(ctx, req)
+			return page.GetTransactions(), page.GetNextPageToken(), err
+		},
+		Name:    (*creditv1.Transaction).GetId,
+		Columns: transactionColumns,
+	}
+	c := transactions.Command(s, &cobra.Command{Use: "transactions", Short: "List the transactions of a wallet, oldest first",
+		Example: "  trivet wallet transactions --type charge --type refund --resource vm-1"}, callTimeout)
 	c.Flags().StringArrayVar(&types, "type", nil, "list only this type, repeatable: "+strings.Join(typeNames(), ", "))
 	c.Flags().StringVar(&req.ReservationId, "reservation", "", "list only transactions of this reservation")
 	c.Flags().StringVar(&req.ResourceId, "resource", "", "list only transactions for this resource")
-	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
 	// The error is ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a
 	// completion.
 	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
-		for _, name := range types {
-			value, ok := creditv1.TransactionType_value[typePrefix+strings.ToUpper(name)]
-			if !ok || value == 0 {
-				return session.Usagef("--type %q: want one of %s", name, strings.Join(typeNames(), ", "))
-			}
-			req.Types = append(req.Types, creditv1.TransactionType(value))
-		}
-		req.OrgId, req.ProjectId = s.Tenant()
-		req.PageSize = session.PageSize
-		all, more, err := session.Pages(limit, func(token string) ([]*creditv1.Transaction, string, error) {
-			req.PageToken = token
-			page, err := creditv1.NewCreditServiceClient(conn).ListTransactions(ctx, req)
-			return page.GetTransactions(), page.GetNextPageToken(), err
-		})
-		if err != nil {
-			return err
-		}
-		var ids []string
-		var rows [][]string
-		for _, tx := range all {
-			ids = append(ids, tx.GetId())
-			rows = append(rows, []string{
-				strconv.FormatUint(tx.GetSequence(), 10), show.When(tx.GetCreatedAt()), typeName(tx.GetType()), units(tx.GetAmount()),
-				units(tx.GetBalanceAfter()), tx.GetCreatedBy(), tx.GetReservationId(), tx.GetResourceId(), tx.GetDescription(),
-			})
-		}
-		err = s.Print(&creditv1.ListTransactionsResponse{Transactions: all}, ids, func(w io.Writer) error {
-			return show.Rows(w, []string{"SEQUENCE", "TIME", "TYPE", "AMOUNT", "BALANCE", "BY", "RESERVATION", "RESOURCE", "DESCRIPTION"}, rows)
-		})
-		if more {
-			s.Note("there are more: --limit is %d", limit)
-		}
-		return err
-	})
 	return c
+}
+
+func transactionColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*creditv1.Transaction] {
+	type transaction = *creditv1.Transaction
+	return []list.Column[transaction]{
+		list.Number("SEQUENCE", transaction.GetSequence),
+		list.Age("AGE", s.Now, transaction.GetCreatedAt),
+		list.Time("TIME", transaction.GetCreatedAt, list.InWide),
+		{Name: "TYPE", Text: func(x transaction) string { return typeName(x.GetType()) }},
+		list.Number("AMOUNT", transaction.GetAmount),
+		list.Number("BALANCE", transaction.GetBalanceAfter),
+		{Name: "USER", Text: transaction.GetCreatedBy, Max: 16},
+		{Name: "RESERVATION", Text: transaction.GetReservationId, In: list.InWide},
+		{Name: "RESOURCE", Text: transaction.GetResourceId, In: list.InWide},
+		{Name: "DESCRIPTION", Text: transaction.GetDescription, Max: 20},
+	}
+}
+
+// parseTypes parses the values of --type.
+func parseTypes(names []string) (types []creditv1.TransactionType, err error) {
+	for _, name := range names {
+		value, ok := creditv1.TransactionType_value[typePrefix+strings.ToUpper(name)]
+		if !ok || value == 0 {
+			return nil, session.Usagef("--type %q: want one of %s", name, strings.Join(typeNames(), ", "))
+		}
+		types = append(types, creditv1.TransactionType(value))
+	}
+	return types, nil
 }
 
 const typePrefix = "TRANSACTION_TYPE_"

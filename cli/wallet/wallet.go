@@ -4,14 +4,13 @@ package wallet
 
 import (
 	"context"
-	"io"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
@@ -46,7 +45,7 @@ func createCommand(s *session.Session) *cobra.Command {
 		org, project := s.Tenant()
 		w, err := creditv1.NewCreditServiceClient(conn).CreateWallet(ctx,
 			&creditv1.CreateWalletRequest{OrgId: org, ProjectId: project, InitialBalance: balance})
-		return printWallet(s, w, err)
+		return printWallet(ctx, s, w, err)
 	})
 	return c
 }
@@ -56,29 +55,42 @@ func showCommand(s *session.Session) *cobra.Command {
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		w, err := creditv1.NewCreditServiceClient(conn).GetWallet(ctx, &creditv1.GetWalletRequest{OrgId: org, ProjectId: project})
-		return printWallet(s, w, err)
+		return printWallet(ctx, s, w, err)
 	})
 	return c
 }
 
 func listCommand(s *session.Session) *cobra.Command {
-	wallets := &session.List[*creditv1.Wallet]{
-		Page: func(ctx context.Context, conn *dial.Conn, token string) ([]*creditv1.Wallet, string, error) {
-			org, _ := s.Named()
-			page, err := creditv1.NewCreditServiceClient(conn).ListWallets(ctx,
-				&creditv1.ListWalletsRequest{OrgId: org, PageSize: session.PageSize, PageToken: token})
-			return page.GetWallets(), page.GetNextPageToken(), err
-		},
-		Whole:  func(all []*creditv1.Wallet) proto.Message { return &creditv1.ListWalletsResponse{Wallets: all} },
-		Name:   (*creditv1.Wallet).GetProjectId,
-		Header: header,
-		Row:    row,
-	}
-	return wallets.Command(s, &cobra.Command{
+	return wallets(s).Command(s, &cobra.Command{
 		Use: "list", Short: "List all wallets",
 		Long: `List all wallets, or with --org the wallets of that org. The list includes the closed wallets of deleted projects,
 whose IDs may be in use again. Requires the role billing:admin.`,
-	}, callTimeout, nil)
+	}, callTimeout)
+}
+
+func wallets(s *session.Session) *list.Kind[*creditv1.Wallet] {
+	return &list.Kind[*creditv1.Wallet]{
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*creditv1.Wallet, string, error) {
+			org, _ := s.Named()
+			page, err := creditv1.NewCreditServiceClient(conn).ListWallets(ctx,
+				&creditv1.ListWalletsRequest{OrgId: org, PageSize: q.Size, PageToken: q.Token})
+			return page.GetWallets(), page.GetNextPageToken(), err
+		},
+		Name: (*creditv1.Wallet).GetProjectId,
+		Columns: func(context.Context, *session.Session, *dial.Conn) []list.Column[*creditv1.Wallet] {
+			type wallet = *creditv1.Wallet
+			return []list.Column[wallet]{
+				{Name: "PROJECT", Text: func(w wallet) string { return w.GetOrgId() + "/" + w.GetProjectId() }},
+				{Name: "STATUS", Text: func(w wallet) string { return show.Enum("WALLET_STATUS", w.GetStatus()) }},
+				list.Number("BALANCE", wallet.GetBalance),
+				list.Number("RESERVED", wallet.GetReserved),
+				list.Number("AVAILABLE", wallet.GetAvailable),
+				list.Number("DEPOSITED", wallet.GetTotalDeposited),
+				list.Number("CONSUMED", wallet.GetTotalConsumed),
+				list.Time("CREATED", wallet.GetCreatedAt, list.InWide),
+			}
+		},
+	}
 }
 
 func topUpCommand(s *session.Session) *cobra.Command {
@@ -93,7 +105,7 @@ func topUpCommand(s *session.Session) *cobra.Command {
 		org, project := s.Tenant()
 		done, err := creditv1.NewCreditServiceClient(conn).TopUpWallet(ctx,
 			&creditv1.TopUpWalletRequest{OrgId: org, ProjectId: project, Amount: n, Description: description})
-		return printWallet(s, done.GetWallet(), err)
+		return printWallet(ctx, s, done.GetWallet(), err)
 	})
 	return c
 }
@@ -118,7 +130,7 @@ func refundCommand(s *session.Session) *cobra.Command {
 		done, err := creditv1.NewCreditServiceClient(conn).RefundCharge(ctx, &creditv1.RefundChargeRequest{
 			OrgId: org, ProjectId: project, ChargeSequence: charge, Amount: n, Description: description,
 		})
-		return printWallet(s, done.GetWallet(), err)
+		return printWallet(ctx, s, done.GetWallet(), err)
 	})
 	return c
 }
@@ -147,7 +159,7 @@ func (b statusChange) command(s *session.Session) *cobra.Command {
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		org, project := s.Tenant()
 		w, err := b.do(ctx, creditv1.NewCreditServiceClient(conn), org, project)
-		return printWallet(s, w, err)
+		return printWallet(ctx, s, w, err)
 	})
 	return c
 }
@@ -161,22 +173,11 @@ func parseAmount(text string) (int64, error) {
 	return n, nil
 }
 
-func printWallet(s *session.Session, w *creditv1.Wallet, err error) error {
+func printWallet(ctx context.Context, s *session.Session, w *creditv1.Wallet, err error) error {
 	if err != nil {
 		return err
 	}
-	return s.Print(w, []string{w.GetProjectId()}, func(out io.Writer) error {
-		return show.Rows(out, header, [][]string{row(w)})
-	})
-}
-
-var header = []string{"PROJECT", "STATUS", "BALANCE", "RESERVED", "AVAILABLE", "DEPOSITED", "CONSUMED"}
-
-func row(w *creditv1.Wallet) []string {
-	return []string{
-		w.GetOrgId() + "/" + w.GetProjectId(), show.Enum("WALLET_STATUS", w.GetStatus()), units(w.GetBalance()), units(w.GetReserved()),
-		units(w.GetAvailable()), units(w.GetTotalDeposited()), units(w.GetTotalConsumed()),
-	}
+	return wallets(s).PrintOne(ctx, s, nil, w)
 }
 
 func units(n int64) string { return strconv.FormatInt(n, 10) }

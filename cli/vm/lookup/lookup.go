@@ -68,6 +68,18 @@ func AllProjects(ctx context.Context, _ *session.Session, conn *dial.Conn, filte
 	})
 }
 
+// NameOf returns a function that returns the name of a VM of the project by its ID.
+func NameOf(ctx context.Context, s *session.Session, conn *dial.Conn) func(id string) string {
+	return session.NameOf(func() (map[string]string, error) {
+		vms, _, err := All(ctx, s, conn, "", 0)
+		names := map[string]string{}
+		for _, vm := range vms {
+			names[vm.GetId()] = vm.GetName()
+		}
+		return names, err
+	})
+}
+
 // Names returns a shell completion with the names of VMs.
 func Names(s *session.Session) cobra.CompletionFunc {
 	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {

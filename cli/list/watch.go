@@ -1,8 +1,8 @@
-package columns
+package list
 
 import (
 	"context"
-	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"time"
@@ -14,12 +14,12 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// Kind is the kind of a Change.
-type Kind uint8
+// ChangeKind is the kind of a Change.
+type ChangeKind uint8
 
 const (
 	// Present is for an object that was in the list when the stream began.
-	Present Kind = iota + 1
+	Present ChangeKind = iota + 1
 	// Synced follows the last Present. It has no object.
 	Synced
 	Changed
@@ -28,7 +28,7 @@ const (
 
 // Change is one message of a stream of changes of a list.
 type Change[T any] struct {
-	Kind Kind
+	Kind ChangeKind
 	ID   string
 	// Object is set for Present and Changed.
 	Object T
@@ -77,12 +77,14 @@ func (w *Watch[T]) Run(ctx context.Context, s *session.Session, conn *dial.Conn)
 // sync prints the objects that have changed since the last stream, or the whole list for the first stream. first has
 // the objects that were present when the stream began.
 func (w *Watch[T]) sync(s *session.Session, first []Change[T], present map[string]bool, synced Change[T]) error {
-	if w.Table.order != nil {
+	if w.Table.order != nil { // the order of --sort
 		slices.SortStableFunc(first, func(a, b Change[T]) int { return w.Table.order(a.Object, b.Object) })
 	}
-	if !w.synced && s.Form == show.Table {
-		header := append([]string{"TIME", "CHANGE"}, names(w.Table.columns)...)
-		rows := [][]string{header}
+	if !w.synced && s.Form.ForPeople() {
+		var rows [][]string
+		if header := w.Table.header(); header != nil {
+			rows = append(rows, append([]string{"TIME", "CHANGE"}, header...))
+		}
 		for _, c := range first {
 			rows = append(rows, w.row(c))
 			w.objects[c.ID] = c.Object
@@ -124,17 +126,10 @@ func (w *Watch[T]) print(s *session.Session, c Change[T]) error {
 	} else {
 		w.objects[c.ID] = c.Object
 	}
-	switch s.Form {
-	case show.JSON:
-		return show.Line(s.Stdout, c.Message)
-	case show.Name:
-		_, err := fmt.Fprintln(s.Stdout, show.Text(w.Name(c.Object)))
-		return err
-	}
-	return w.table.Print(w.row(c))
+	return s.PrintItem(c.Message, []string{w.Name(c.Object)}, func(io.Writer) error { return w.table.Print(w.row(c)) })
 }
 
-var kinds = map[Kind]string{Present: "present", Changed: "changed", Removed: "removed"}
+var kinds = map[ChangeKind]string{Present: "present", Changed: "changed", Removed: "removed"}
 
 func (w *Watch[T]) row(c Change[T]) []string {
 	at := time.UnixMilli(c.At).UTC().Format("15:04:05Z")

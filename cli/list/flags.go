@@ -1,0 +1,83 @@
+package list
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+)
+
+// Flags holds the values of the flags that all lists share.
+type Flags struct {
+	columns   []string
+	sort      string
+	noHeaders bool
+	limit     int
+	pageToken string
+	filter    string
+	labels    []string
+}
+
+// add adds the flags to a command. The names of the columns are their shell completions.
+func (f *Flags) add(c *cobra.Command, columns []string) {
+	p := c.Flags()
+	p.StringSliceVar(&f.columns, "columns", nil, "columns to show, in this order: "+strings.Join(columns, ","))
+	p.StringVar(&f.sort, "sort", "", "column to sort by; with a minus sign before it, in descending order")
+	p.BoolVar(&f.noHeaders, "no-headers", false, "print no header")
+	p.IntVar(&f.limit, "limit", 0, "list at most this many")
+	p.StringVar(&f.pageToken, "page-token", "", "continue a list that --limit has ended, with its next_page_token")
+	complete := cobra.FixedCompletions(columns, cobra.ShellCompDirectiveNoFileComp)
+	_ = c.RegisterFlagCompletionFunc("columns", complete) // its only error is for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("sort", complete)
+	session.Exclusive(c, "sort", "page-token")
+}
+
+// addFilter adds the flags for a list that the API filters.
+func (f *Flags) addFilter(c *cobra.Command) {
+	c.Flags().StringVar(&f.filter, "filter", "", "list only objects that match, such as: state = RUNNING")
+	c.Flags().StringSliceVarP(&f.labels, "label", "l", nil, "list only objects with this label: KEY=VALUE, or KEY for any value; repeatable")
+}
+
+// Filter returns the filter of --filter and --label, in the form of AIP-160. It returns a *session.Usage error for an
+// invalid label.
+func (f *Flags) Filter() (string, error) {
+	var terms []string
+	for _, l := range f.labels {
+		key, value, has := strings.Cut(l, "=")
+		switch k, v := quote(key), quote(value); {
+		case key == "" || k == "" || has && v == "":
+			return "", session.Usagef("--label %q: want KEY=VALUE or KEY", l)
+		case has:
+			terms = append(terms, fmt.Sprintf("labels.%s = %s", k, v))
+		default:
+			terms = append(terms, fmt.Sprintf("labels.%s:*", k))
+		}
+	}
+	if len(terms) == 0 {
+		return f.filter, nil
+	}
+	if strings.TrimSpace(f.filter) != "" {
+		terms = append([]string{"(" + f.filter + ")"}, terms...)
+	}
+	return strings.Join(terms, " AND "), nil
+}
+
+// quote returns text as a string of a filter, or "" if it contains both kinds of quotes. Filters have no escapes.
+func quote(text string) string {
+	for _, q := range []string{`"`, `'`} {
+		if !strings.Contains(text, q) {
+			return q + text + q
+		}
+	}
+	return ""
+}
+
+// check returns a *session.Usage error if a flag has an invalid value.
+func (f *Flags) check() error {
+	if f.limit < 0 {
+		return session.Usagef("--limit %d: want 1 or more", f.limit)
+	}
+	return nil
+}
