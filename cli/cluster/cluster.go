@@ -51,7 +51,7 @@ func freeDisk(m *operatorv1.Member) string {
 
 func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 	if err := show.Fields(w, [][2]string{
-		{"Cluster", st.GetCluster()}, {"Version", st.GetVersion()}, {"Seen by", "member " + id(st.GetMemberId())},
+		{"Cluster", st.GetCluster()}, {"Version", st.GetVersion()}, {"Reported by", "member " + id(st.GetMemberId())},
 	}); err != nil {
 		return err
 	}
@@ -76,11 +76,11 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 			last = max(last, p.GetMatchIndex())
 		}
 		for _, p := range g.GetProgress() {
-			heard := "no"
+			active := "no"
 			if p.GetActive() {
-				heard = "yes"
+				active = "yes"
 			}
-			progress = append(progress, []string{g.GetName(), id(p.GetMemberId()), id(p.GetMatchIndex()), id(last - p.GetMatchIndex()), heard})
+			progress = append(progress, []string{g.GetName(), id(p.GetMemberId()), id(p.GetMatchIndex()), id(last - p.GetMatchIndex()), active})
 		}
 	}
 	for _, t := range []struct {
@@ -89,7 +89,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 	}{
 		{[]string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE", "FREE DISK", "VERSION"}, members},
 		{[]string{"GROUP", "LEADER", "TERM", "COMMITTED", "APPLIED", "REVISION", "VOTERS", "LEARNERS"}, groups},
-		{[]string{"GROUP", "MEMBER", "HOLDS", "BEHIND", "HEARD"}, progress},
+		{[]string{"GROUP", "MEMBER", "REPLICATED", "LAG", "ACTIVE"}, progress},
 	} {
 		if len(t.rows) == 0 {
 			continue

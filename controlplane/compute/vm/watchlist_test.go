@@ -128,7 +128,7 @@ func TestDetails(t *testing.T) {
 	require.Equal(t, "large", host)
 	require.Equal(t, vm.Node, vm.Choice.Node)
 	require.NotZero(t, vm.Choice.At)
-	require.Equal(t, "of the hosts that fit: it keeps much of its scarcest resource free", vm.Choice.Reason)
+	require.Equal(t, "the best of the hosts that fit, by free capacity", vm.Choice.Reason)
 	_, _, err = w.vms.Details(t.Context(), other, made.ID)
 	require.True(t, fault.Is(err, fault.NotFound), err)
 }
