@@ -6,64 +6,70 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/schollz/progressbar/v3"
 )
 
 // Progress is a status line that is shown on a terminal during a long wait, from its first second on.
 type Progress struct {
 	w     io.Writer
-	start time.Time
-	stop  chan struct{}
-	done  chan struct{}
+	timer *time.Timer
 
-	mu   sync.Mutex
-	text string
+	mu    sync.Mutex
+	text  string
+	ended bool
+	line  *progressbar.ProgressBar // nil until it is shown
 }
+
+// progressPause is the time until the status line is shown, so that it does not flicker for short calls.
+const progressPause = time.Second
 
 // Start begins to show text as a status line on w, or nothing if w is nil. The caller must call End before it prints
 // anything else.
 func Start(w io.Writer, text string) *Progress {
-	p := &Progress{w: w, text: text, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
-	if w == nil {
-		close(p.done)
-		return p
+	p := &Progress{w: w, text: text}
+	if w != nil {
+		p.timer = time.AfterFunc(progressPause, p.show)
 	}
-	go p.run()
 	return p
 }
+
+func (p *Progress) show() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return
+	}
+	p.line = progressbar.NewOptions(-1, progressbar.OptionSetWriter(p.w), progressbar.OptionSetDescription(Text(p.text)),
+		progressbar.OptionSpinnerType(spinner), progressbar.OptionUseANSICodes(true), progressbar.OptionClearOnFinish())
+	// An error is ignored here and below: if the terminal is closed, the command's own output fails too.
+	_ = p.line.RenderBlank()
+}
+
+// spinner is the number of a spinner of package progressbar with one character.
+const spinner = 9
 
 // Say replaces the text of the status line.
 func (p *Progress) Say(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.text = text
+	if p.line != nil {
+		p.line.Describe(Text(text))
+	}
 }
 
 // End removes the status line from the terminal.
 func (p *Progress) End() {
-	close(p.stop)
-	<-p.done
-}
-
-func (p *Progress) run() {
-	defer close(p.done)
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	shown := false
-	for {
-		select {
-		case <-p.stop:
-			if shown {
-				_, _ = io.WriteString(p.w, "\r\x1b[K")
-			}
-			return
-		case <-tick.C:
-			p.mu.Lock()
-			text := p.text
-			p.mu.Unlock()
-			shown = true
-			// An error is ignored here: if the terminal is closed, the command's own output fails too.
-			_, _ = fmt.Fprintf(p.w, "\r\x1b[K%s ... %ds", Text(text), time.Since(p.start).Round(time.Second)/time.Second)
-		}
+	if p.timer == nil {
+		return
+	}
+	p.timer.Stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	if p.line != nil {
+		_ = p.line.Finish()
 	}
 }
 
