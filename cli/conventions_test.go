@@ -57,6 +57,21 @@ func TestFlagConventions(t *testing.T) {
 	})
 }
 
+// TestListFlags checks that all lists have the flags of package list. Those of the key-value store are as in etcdctl.
+func TestListFlags(t *testing.T) {
+	lists := 0
+	everyCommand(func(c *cobra.Command) {
+		if c.Name() != "list" || strings.HasPrefix(c.CommandPath(), "trivet kv ") {
+			return
+		}
+		lists++
+		for _, flag := range []string{"columns", "sort", "no-headers", "limit", "page-token"} {
+			require.NotNil(t, c.Flags().Lookup(flag), "%s --%s", c.CommandPath(), flag)
+		}
+	})
+	require.GreaterOrEqual(t, lists, 25)
+}
+
 // TestVerbConventions checks that the usual verbs have their aliases everywhere, and that show and delete with one
 // argument take several.
 func TestVerbConventions(t *testing.T) {

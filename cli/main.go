@@ -6,9 +6,10 @@
 //   - identity, login, image, vm, volume, network, node, wallet, kv, cluster and version hold the
 //     commands.
 //   - session holds what all commands share: global flags, environment, connection, output, exit codes.
-//   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables
-//     and JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal
-//     (prompts) contain no commands.
+//   - list holds what commands that list objects share, and show prints tables and documents such as JSON.
+//   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), console
+//     (filter for guests' serial output), openid (login with an OpenID provider) and terminal (prompts) contain no
+//     commands.
 package main
 
 import (

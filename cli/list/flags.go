@@ -73,11 +73,3 @@ func quote(text string) string {
 	}
 	return ""
 }
-
-// check returns a *session.Usage error if a flag has an invalid value.
-func (f *Flags) check() error {
-	if f.limit < 0 {
-		return session.Usagef("--limit %d: want 1 or more", f.limit)
-	}
-	return nil
-}

@@ -79,9 +79,6 @@ func (k *Kind[T]) Table(ctx context.Context, s *session.Session, conn *dial.Conn
 
 // List reads and prints the objects that the flags select.
 func (k *Kind[T]) List(ctx context.Context, s *session.Session, conn *dial.Conn, f *Flags) error {
-	if err := f.check(); err != nil {
-		return err
-	}
 	t, err := k.Table(ctx, s, conn, f)
 	if err != nil {
 		return err
