@@ -12,9 +12,9 @@ STAMP := -X github.com/trivet-cloud/trivet/shared/version.stamped=$(VERSION)
 # Debian packages that are needed to run a cloud here, and more to test it.
 RUN_PACKAGES := qemu-system-x86 ovmf swtpm iproute2 iptables nftables $(shell cat images/guest/packages)
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common librbd-dev librados-dev qemu-block-extra
-TEST_PACKAGES := $(RUN_PACKAGES) $(CEPH_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack qemu-guest-agent sbsigntool isolinux xorriso prometheus
+TEST_PACKAGES := $(RUN_PACKAGES) $(CEPH_PACKAGES) protobuf-compiler libprotobuf-dev ipset e2fsprogs util-linux systemd curl openssl cloud-init conntrack qemu-guest-agent sbsigntool isolinux xorriso prometheus man-db
 
-.PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network bench-storage bench-vm run-packages test-packages
+.PHONY: up down wipe dev build packages guest gen check test sim soak compat robustness bench bench-kv bench-credit bench-network bench-storage bench-vm run-packages test-packages
 
 up: run-packages build guest
 	@bin/up $(UP_FLAGS) $(DIR) bin $(GUEST)
@@ -33,12 +33,31 @@ build:
 	CGO_ENABLED=0 go build -trimpath -ldflags "$(STAMP)" -o bin/trivet-controlplane ./controlplane
 	CGO_ENABLED=0 go build -trimpath -ldflags "$(STAMP)" -o bin/trivet-nodeagent ./nodeagent
 	CGO_ENABLED=0 go build -trimpath -ldflags "$(STAMP)" -o bin/trivet ./cli
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(STAMP)" -o bin/trivet-dev ./e2e/dev
 	CGO_ENABLED=0 go build -trimpath -o bin/up ./e2e/up
 	@if [ -e /usr/include/rbd/librbd.h ]; then \
 		CGO_ENABLED=1 go build -trimpath -tags ceph,pacific -o bin/trivet-rbd ./nodeagent/rbd/trivet-rbd; \
 	else \
 		echo "bin/trivet-rbd is not built, because librbd-dev is not installed: hosts serve no RBD volumes"; \
 	fi
+
+# dev runs a cloud of one member and one host until it is interrupted.
+dev: run-packages build guest
+	@bin/trivet-dev --guest $(GUEST)
+
+# packages writes Debian packages, with programs that have no debugging information.
+PACKAGES := .build/packages
+packages:
+	@mkdir -p $(PACKAGES)/bin
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(STAMP)" -o $(PACKAGES)/bin/trivet-controlplane ./controlplane
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(STAMP)" -o $(PACKAGES)/bin/trivet-nodeagent ./nodeagent
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(STAMP)" -o $(PACKAGES)/bin/trivet ./cli
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(STAMP)" -o $(PACKAGES)/bin/trivet-dev ./e2e/dev
+	@if [ -e /usr/include/rbd/librbd.h ]; then \
+		CGO_ENABLED=1 go build -trimpath -tags ceph,pacific -ldflags "-s -w" -o $(PACKAGES)/bin/trivet-rbd ./nodeagent/rbd/trivet-rbd; \
+	fi
+	@rm -f $(PACKAGES)/*.deb
+	@packaging/build $(PACKAGES)/bin $(PACKAGES) $(VERSION)
 
 guest: run-packages
 	@images/guest/build $(GUEST)

@@ -60,6 +60,9 @@ func newUpCloud(t *testing.T) *upCloud {
 
 func (c *upCloud) dir() lab.Dir { return lab.Dir(filepath.Join(c.work, ".trivet")) }
 
+// home is the home directory of commands, which has the saved logins.
+func (c *upCloud) home() string { return filepath.Join(c.work, "home") }
+
 // make runs a target of the Makefile and returns its output.
 func (c *upCloud) make(target string) string {
 	c.t.Helper()
@@ -74,9 +77,9 @@ func (c *upCloud) make(target string) string {
 	cmd := exec.CommandContext(ctx, "make", args...)
 	cmd.Dir = c.root
 	// Remove the flags that `make test` passes to every make that runs in it.
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=")
-	})
+	}), "XDG_CONFIG_HOME="+c.home())
 	out, err := cmd.CombinedOutput()
 	require.NoError(c.t, err, "make %s:\n%s", target, out)
 	return string(out)
@@ -84,9 +87,9 @@ func (c *upCloud) make(target string) string {
 
 // shell returns a command that runs a bash script in a directory, with a home directory of the test.
 func (c *upCloud) shell(dir, script string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	c.t.Cleanup(cancel)
-	home := filepath.Join(c.work, "home")
+	home := c.home()
 	cmd := exec.CommandContext(ctx, "bash", "-c", script)
 	cmd.Dir, cmd.Env = dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "XDG_CONFIG_HOME=" + home}
 	return cmd
@@ -242,6 +245,9 @@ func TestMakeUp(t *testing.T) {
 		require.NotEmpty(t, namespaces, "the guest must have namespaces of its own")
 		require.NotEmpty(t, c.cgroups())
 		require.Contains(t, c.make("down"), "ended 1 guests")
+		contexts, err := c.shell(c.root, "bin/trivet context list -o name").CombinedOutput()
+		require.NoError(t, err)
+		require.NotContains(t, string(contexts), "make-up")
 		assert.Empty(t, c.processes())
 		assert.Empty(t, c.inNamespaces(namespaces))
 		assert.Empty(t, c.cgroups())
@@ -271,28 +277,55 @@ func TestMakeUp(t *testing.T) {
 	})
 }
 
-// tryPrinted checks the four commands that `make up` prints after "Try:": they read the VM's web page, list VMs, follow a VM's log, and kill a
-// member. out is the output of `make up`.
-func (c *upCloud) tryPrinted(t *testing.T, out string) {
+// commandsOf returns the commands that a program has printed below the line "Try:", each indented by two spaces.
+func commandsOf(t *testing.T, out string) (commands []string) {
+	t.Helper()
 	_, text, found := strings.Cut(out, "\nTry:\n")
-	require.True(t, found)
-	var commands []string
+	require.True(t, found, "%s", out)
 	for line := range strings.Lines(text) {
 		if command, printed := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "  "); printed {
 			commands = append(commands, command)
 		}
 	}
-	require.Len(t, commands, 4)
-	page, err := c.shell(c.root, commands[0]).CombinedOutput()
-	require.NoError(t, err, "%s:\n%s", commands[0], page)
-	require.Equal(t, "hello\n", string(page))
-	commands = commands[1:]
-	listed, err := c.shell(c.root, commands[0]).CombinedOutput()
-	require.NoError(t, err, "%s:\n%s", commands[0], listed)
-	require.Contains(t, string(listed), `"name":"hello"`)
+	return commands
+}
 
-	// This command follows the log until it is killed.
-	log := c.shell(c.root, "exec "+commands[1])
+// tryPrinted runs the commands that `make up` has printed in out, and checks the effect of each. A command without a check,
+// or a check without a command, fails the test.
+func (c *upCloud) tryPrinted(t *testing.T, out string) {
+	require.Contains(t, out, "The current context of trivet is make-up")
+	checks := []struct {
+		name  string
+		check func(out string)
+	}{
+		{" vm list", func(out string) { require.Regexp(t, `(?m)^hello .*RUNNING`, out) }},
+		{" vm log -f hello", nil}, // followed below, because it does not end
+		{" host list", func(out string) { require.Contains(t, out, "nodeagent") }},
+		{"curl -s http://", func(out string) { require.Equal(t, "hello\n", out) }},
+		{"curl -s -H", func(out string) { require.Contains(t, out, `"name":"hello"`) }},
+		{"kill -9", func(out string) {
+			require.Regexp(t, `(?m)^hello .*RUNNING`, out)
+			require.Zero(t, c.dir().Running("controlplane-1"))
+		}},
+		{"trivet login --context make-up", func(out string) { require.Contains(t, out, "demo") }},
+	}
+	commands := commandsOf(t, out)
+	require.Len(t, commands, len(checks))
+	for i, command := range commands {
+		require.Contains(t, command, checks[i].name)
+		if checks[i].check == nil {
+			c.followLog(t, command)
+			continue
+		}
+		text, err := c.shell(c.root, command).CombinedOutput()
+		require.NoError(t, err, "%s:\n%s", command, text)
+		checks[i].check(string(text))
+	}
+}
+
+// followLog runs a command that follows the log of the VM, and kills it when it has printed the banner.
+func (c *upCloud) followLog(t *testing.T, command string) {
+	log := c.shell(c.root, "exec "+command)
 	lines, err := log.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, log.Start())
@@ -302,12 +335,7 @@ func (c *upCloud) tryPrinted(t *testing.T, out string) {
 	}
 	require.NoError(t, log.Process.Kill())
 	require.Error(t, log.Wait())
-	require.True(t, seen, "%s printed no %q", commands[1], banner)
-
-	listed, err = c.shell(c.root, commands[2]).CombinedOutput()
-	require.NoError(t, err, "%s:\n%s", commands[2], listed)
-	require.Contains(t, string(listed), "hello")
-	require.Zero(t, c.dir().Running("controlplane-1"))
+	require.True(t, seen, "%s printed no %q", command, banner)
 }
 
 // readmeBlock returns the lines of the first code block beneath a heading of README.md.

@@ -193,6 +193,7 @@ var others = map[string][]string{
 	"cli":                 {"cli/…", "protos/…", "shared/…", "images", "controlplane/kv/snapfile"},
 	"docs/docstest":       {},
 	"docs/api":            {},
+	"packaging":           {},
 	"images":              {},
 	"images/guest":        {},
 	"images/guest/guestd": {"images/guest"},
@@ -212,7 +213,9 @@ var others = map[string][]string{
 	"e2e/usage":           {"e2e/bench/figure"},
 	"e2e/kvbench/verdict": {"e2e/…"},
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},
-	"e2e/up":              {"e2e/lab", "protos/…"},
+	"e2e/demo":            {"e2e/lab", "cli/account", "protos/…"}, // to save logins
+	"e2e/dev":             {"e2e/demo", "e2e/lab", "shared/version"},
+	"e2e/up":              {"e2e/demo", "e2e/lab", "cli/account", "protos/…"},
 	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/engine/clusterkey",
 		"controlplane/edge/rpc/rpctest", "controlplane/engine/mvcc", "controlplane/records/store", "controlplane/accounts/identity/keyring"}, // to search the files of a member for secrets
 

@@ -23,7 +23,7 @@ import (
 	"time"
 )
 
-// UID is the uid and gid under which members of the control plane run. It lies just below the uids of the guests.
+// UID is the uid and gid under which root runs members of the control plane. Other users run them themselves. It lies just below the uids of the guests.
 const UID = 599_999
 
 // Dir is the path of the directory that holds all files of a cloud.

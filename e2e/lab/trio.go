@@ -71,7 +71,7 @@ func (t *Trio) Prepare() error {
 	if _, err := clusterkey.LoadOrMake(t.KeyFile()); err != nil {
 		return err
 	}
-	if err := os.Chown(t.KeyFile(), UID, UID); err != nil {
+	if err := own(t.KeyFile()); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(t.ImportDir(), 0o755); err != nil {
@@ -81,9 +81,25 @@ func (t *Trio) Prepare() error {
 		if err := os.MkdirAll(t.data(id), 0o700); err != nil {
 			return err
 		}
-		if err := os.Chown(t.data(id), UID, UID); err != nil {
+		if err := own(t.data(id)); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// memberUID returns the uid of members: UID, or 0, the caller's own, if the caller is not root.
+func memberUID() int {
+	if os.Geteuid() != 0 {
+		return 0
+	}
+	return UID
+}
+
+// own makes the uid of members the owner of a file.
+func own(path string) error {
+	if uid := memberUID(); uid != 0 {
+		return os.Chown(path, uid, uid)
 	}
 	return nil
 }
@@ -113,7 +129,7 @@ func (t *Trio) Start(id int) error {
 		"--node-id", fmt.Sprint(id), "--listen", t.Members[id], "--data-dir", t.Name(id), "--cluster-key", "cluster.key",
 		"--cluster", strings.Join(cluster, ","), "--import-dir", "import",
 	}
-	p := Program{Name: t.Name(id), Binary: "./bin/" + filepath.Base(binary), Args: append(args, t.Extra...), Work: string(t.Dir), UID: UID}
+	p := Program{Name: t.Name(id), Binary: "./bin/" + filepath.Base(binary), Args: append(args, t.Extra...), Work: string(t.Dir), UID: memberUID()}
 	if t.Net != nil {
 		p.Net = t.Net(id)
 	}

@@ -1,5 +1,6 @@
 // Command up runs a complete cloud on this host, with all files beneath one directory: three control-plane members, one
-// node agent, the small guest image, a user, and a VM that has booted. If parts of the cloud exist, it starts or
+// node agent, the small guest image, a user, and a VM that has booted. It saves the logins of the user and of the
+// operator for the command line. If parts of the cloud exist, it starts or
 // creates only those that are missing, and restarts programs that were rebuilt. Guests continue to run meanwhile.
 //
 //	up [FLAG...] DIR BIN GUEST    start or repair the cloud in DIR
@@ -12,7 +13,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -23,8 +23,7 @@ import (
 	"syscall"
 	"time"
 
-	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
-
+	"github.com/trivet-cloud/trivet/e2e/demo"
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
@@ -97,7 +96,7 @@ func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
 	if err := c.startTrio(ctx); err != nil {
 		return err
 	}
-	admin, err := c.adminToken(ctx)
+	admin, err := demo.KeepAdmin(ctx, c.trio)
 	if err != nil {
 		return err
 	}
@@ -114,9 +113,12 @@ func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
 		return err
 	}
 	c.say("image small is AVAILABLE (%s)", images.Disk)
-	token, err := c.tenant(ctx, g)
+	token, made, err := demo.EnsureUser(ctx, c.dir, g, c.trio.Members[1])
 	if err != nil {
 		return err
+	}
+	if made {
+		c.say("user %s is project:member of default", demo.User)
 	}
 	vm, boots, err := c.boot(ctx, g, token, images.Disk)
 	if err != nil {
@@ -134,8 +136,11 @@ func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
 	if address != "" {
 		c.say("VM %s serves http://%s", vm.Name, address)
 	}
-	c.farewell(vm, address)
-	return nil
+	saved, err := c.contexts(admin, token)
+	if err != nil {
+		return err
+	}
+	return c.farewell(ctx, saved, vm, address)
 }
 
 func (c *cloud) startTrio(ctx context.Context) error {
@@ -180,19 +185,6 @@ func (c *cloud) settle(ctx context.Context) error {
 	return c.trio.Ready(ctx)
 }
 
-// adminToken waits until a member has written the administrator's token, copies the token to admin.token in the cloud's
-// directory, and returns it.
-func (c *cloud) adminToken(ctx context.Context) (token string, err error) {
-	err = lab.Until(ctx, "there is an admin token", func(context.Context) error {
-		token, err = c.trio.AdminToken()
-		return err
-	})
-	if err != nil {
-		return "", err
-	}
-	return token, os.WriteFile(c.dir.Path("admin.token"), []byte(token+"\n"), 0o600)
-}
-
 func (c *cloud) startAgent(ctx context.Context, g *lab.GRPC) error {
 	if err := connectExternal(); err != nil {
 		return err
@@ -229,46 +221,6 @@ func (c *cloud) startAgent(ctx context.Context, g *lab.GRPC) error {
 	c.say("host %s is READY: %d vCPUs, %d MiB, accelerator %s", n.GetName(), n.GetAllocatable().GetVcpus(), n.GetAllocatable().GetMemoryMib(),
 		n.GetLabels()["trivet/accel"])
 	return nil
-}
-
-const user = "demo"
-
-// tenant creates the user demo unless it exists, requests a token with the user's password, and returns it. It writes
-// the password and the token to files in the cloud's directory.
-func (c *cloud) tenant(ctx context.Context, g *lab.GRPC) (string, error) {
-	password, err := os.ReadFile(c.dir.Path("demo.password"))
-	made := errors.Is(err, os.ErrNotExist)
-	if made {
-		password, err = []byte(rand.Text()), os.WriteFile(c.dir.Path("demo.password"), nil, 0o600)
-	}
-	if err != nil {
-		return "", err
-	}
-	secret := strings.TrimSpace(string(password))
-	rest := &lab.REST{Host: c.trio.Members[1]}
-	if made || !c.knows(ctx, g) {
-		if secret == "" {
-			secret = rand.Text()
-		}
-		binding := &identityv1.Binding{Role: "project:member", OrgId: "default", ProjectId: "default"}
-		if err := g.EnsureUser(ctx, user, secret, binding); err != nil {
-			return "", err
-		}
-		if err := os.WriteFile(c.dir.Path("demo.password"), []byte(secret+"\n"), 0o600); err != nil {
-			return "", err
-		}
-		c.say("user %s is project:member of default", user)
-	}
-	token, err := rest.IssueToken(ctx, user, secret, map[string]any{"ttl_seconds": 24 * 3600})
-	if err != nil {
-		return "", err
-	}
-	return token, os.WriteFile(c.dir.Path("tenant.token"), []byte(token+"\n"), 0o600)
-}
-
-func (c *cloud) knows(ctx context.Context, g *lab.GRPC) bool {
-	u, err := g.Identity.GetUser(ctx, &identityv1.GetUserRequest{Id: user})
-	return err == nil && u.GetRegistered() && len(u.GetBindings()) > 0
 }
 
 // callLimit is the maximum time of one request to the VM's web server.
@@ -329,40 +281,7 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 	return vm, boots, nil
 }
 
-func (c *cloud) farewell(vm *lab.VM, address string) {
-	relative := func(path string) string {
-		if wd, err := os.Getwd(); err == nil {
-			if r, err := filepath.Rel(wd, path); err == nil {
-				return r
-			}
-		}
-		return path
-	}
-	token := relative(c.dir.Path("tenant.token"))
-	page := ""
-	if address != "" {
-		page = fmt.Sprintf("  curl -s http://%s/          # the VM's own web server\n", address)
-	}
-	fmt.Printf(`
-Your cloud runs; this took %.0f s.
-
-  VM controller   http://127.0.0.1:8084  (127.0.0.2 and .3 answer the same)
-  identity        http://127.0.0.1:8083
-  credit          http://127.0.0.1:8086
-  networks        http://127.0.0.1:8087
-  gRPC            127.0.0.1:50051        (with reflection)
-  agent metrics   http://127.0.0.1:7444/metrics
-  logs            %s
-
-Try:
-
-%[6]s  curl -s -H 'Trivet-Strict: true' -H "Authorization: Bearer $(cat %[3]s)" http://127.0.0.1:8084/api/v1/vms
-  bin/trivet --token-file %[3]s vm log -f %[4]s
-  kill -9 $(cut -d' ' -f1 %[5]s); bin/trivet --token-file %[3]s --endpoint 127.0.0.2,127.0.0.3 vm list
-`, time.Since(c.began).Seconds(), relative(c.dir.Path("log")), token, vm.Name, relative(c.dir.Path("pid", "controlplane-1")), page)
-}
-
-// down stops the node agent, kills the guests, and stops the members.
+// down stops the node agent, kills the guests, stops the members, and removes the saved logins.
 func (c *cloud) down(ctx context.Context) error {
 	c.describe(lab.Binaries{})
 	var errs []error
@@ -371,6 +290,9 @@ func (c *cloud) down(ctx context.Context) error {
 	}
 	n, err := c.agent.EndGuests(ctx)
 	errs = append(errs, err, c.agent.RemoveNetworks(), disconnectExternal(), c.trio.StopAll())
+	if saved, err := c.contexts("", ""); err == nil && saved != nil {
+		errs = append(errs, saved.Remove(ctx))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
