@@ -220,17 +220,22 @@ func TestTmpfilesSetsModesOfSecrets(t *testing.T) {
 	if os.Getuid() != 0 && os.Getenv("CI") != "true" {
 		t.Skip("changes owners: run as root")
 	}
-	conf, err := filepath.Abs("tmpfiles.d/trivet.conf")
+	configs, err := filepath.Glob("tmpfiles.d/*.conf")
 	require.NoError(t, err)
+	require.Len(t, configs, 2)
+	for i, conf := range configs {
+		configs[i], err = filepath.Abs(conf)
+		require.NoError(t, err)
+	}
 	dir := t.TempDir()
 	write(t, 0o644, "root:x:0:0:root:/root:/bin/sh\ntrivet:x:990:990::/var/lib/trivet:/usr/sbin/nologin\n", dir, "etc/passwd")
 	write(t, 0o644, "root:x:0:\ntrivet:x:990:\n", dir, "etc/group")
-	for _, name := range []string{"cluster.key", "tls.key", "controlplane.yaml", "nodeagent.yaml"} {
+	for _, name := range []string{"cluster.key", "tls.key", "controlplane.yaml", "nodeagent.yaml", "join.token"} {
 		write(t, 0o666, "secret", dir, "etc/trivet", name)
 	}
-	out, err := exec.Command(tool(t, "systemd-tmpfiles"), "--create", "--root="+dir, conf).CombinedOutput()
+	out, err := exec.Command(tool(t, "systemd-tmpfiles"), append([]string{"--create", "--root=" + dir}, configs...)...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	for name, mode := range map[string]os.FileMode{"": os.ModeDir | 0o750, "cluster.key": 0o600, "tls.key": 0o600, "controlplane.yaml": 0o640, "nodeagent.yaml": 0o600} {
+	for name, mode := range map[string]os.FileMode{"": os.ModeDir | 0o750, "cluster.key": 0o600, "tls.key": 0o600, "controlplane.yaml": 0o640, "nodeagent.yaml": 0o600, "join.token": 0o600} {
 		info, err := os.Stat(filepath.Join(dir, "etc/trivet", name))
 		require.NoError(t, err)
 		require.Equal(t, mode, info.Mode(), name)
