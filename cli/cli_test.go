@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -36,7 +37,9 @@ type stage struct {
 	env     map[string]string
 	home    string
 	answers []string
-	stdin   string
+	// edited is the text that the editor writes; empty for no editor.
+	edited string
+	stdin  string
 }
 
 // TestStories runs the scripts in testdata against a fake cloud, and checks that each command prints the output that
@@ -66,6 +69,7 @@ type stage struct {
 //	later by=              advances the ledger's clock by a duration
 //	failsnapshots          makes all snapshots that are created later ERROR with the reason in the input
 //	answer                 adds answers that the user types at the terminal's prompts: a line each
+//	edit                   sets the text that the editor saves in the next `trivet`
 //	zeros name= size=      writes a file of that many zero bytes to the home directory
 //	file name=             prints a file in the home directory or, with input, writes it
 //	trivet [interrupt=]    runs `trivet` with the input as its arguments and prints its output; interrupts it when the
@@ -180,6 +184,8 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 		for line := range lines(d.Input) {
 			s.answers = append(s.answers, secretWords.Replace(line))
 		}
+	case "edit":
+		s.edited = d.Input
 	case "file":
 		return s.file(t, d)
 	case "zeros":
@@ -308,6 +314,14 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 			_, _ = io.WriteString(stderr, question+"\n")
 			return answer, nil
 		}
+	}
+	if edited := s.edited; edited != "" {
+		sh.Edit = func(_ context.Context, path string) error {
+			text, err := os.ReadFile(path)
+			_, _ = stdout.Write(text)
+			return errors.Join(err, os.WriteFile(path, []byte(edited), 0o600))
+		}
+		s.edited = ""
 	}
 	code := run(ctx, sh)
 	s.stdin = ""

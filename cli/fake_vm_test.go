@@ -108,7 +108,7 @@ func (c *fakeCloud) GetVm(_ context.Context, in *vmv1.GetVmRequest) (*vmv1.Virtu
 	return c.vm(in.GetVmId())
 }
 
-// UpdateVm changes metadata, processors and memory. Of a VM that is RUNNING it shows a change of the spec as pending.
+// UpdateVm changes metadata, labels, processors and memory. Of a VM that is RUNNING it shows a change of the spec as pending.
 func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,6 +118,7 @@ func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1
 		return nil, err
 	}
 	vm.Metadata = cloud.Merge(vm.GetMetadata(), in.GetMetadata())
+	vm.Labels = cloud.Merge(vm.GetLabels(), in.GetLabels())
 	if in.GetSpec() == nil {
 		return vm, nil
 	}

@@ -48,6 +48,7 @@ func main() {
 			sh.Ask = func(ctx context.Context, question string, secret bool) (string, error) {
 				return terminal.Ask(ctx, os.Stdin, os.Stderr, question, secret)
 			}
+			sh.Edit = func(ctx context.Context, path string) error { return terminal.Edit(ctx, os.Getenv, path) }
 		}
 	}
 	// Stop catching signals after the first one, so that a second interrupt ends the program at once.

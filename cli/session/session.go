@@ -38,6 +38,8 @@ type Shell struct {
 	// Ask prints a question on the terminal and returns the line that the user types. If secret is true, the line is
 	// not echoed. Ask is nil if standard input or standard error is not a terminal.
 	Ask func(ctx context.Context, question string, secret bool) (string, error)
+	// Edit opens a file in the user's editor and waits for its end. It is nil without a terminal.
+	Edit func(ctx context.Context, path string) error
 	// Progress is the terminal on which a status line is shown during long waits; nil for no status line.
 	Progress io.Writer
 	Now      func() time.Time
