@@ -18,7 +18,9 @@ const (
 )
 
 // answerVersion handles the command versionCommand.
-func answerVersion(context.Context, uint64, []byte) ([]byte, error) { return []byte(version.Version()), nil }
+func answerVersion(context.Context, uint64, []byte) ([]byte, error) {
+	return []byte(version.Version()), nil
+}
 
 // versions returns the versions of the programs of all members that answer within versionTime, by member ID. Members of
 // versions without the command versionCommand are missing.
