@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // This file has the rows of the gRPC methods, except etcd's API, in the order of the .proto files. They are called in
 // this order.
 
@@ -144,12 +146,8 @@ var identityRows = []row{
 	{name: identityService + "UnbindRole", body: `{"user_id":"spare","binding":{"role":"project:viewer","org_id":"$org","project_id":"$project"}}`, allowed: "OK"},
 	{name: identityService + "ListBindings", body: webRequest(``), allowed: "OK"},
 	{name: identityService + "ListInvitations", body: `{}`, allowed: "OK", exceptions: onlyUsers},
-	{name: identityService + "AcceptInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: []exception{{
-		limitedTokens, "PERMISSION_DENIED", "a token of a part does not add to what its holder can do",
-	}}},
-	{name: identityService + "DeclineInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: []exception{{
-		limitedTokens, "PERMISSION_DENIED", "a token of a part does not hide what its holder is offered",
-	}}},
+	{name: identityService + "AcceptInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: notWithLimitedTokens},
+	{name: identityService + "DeclineInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: notWithLimitedTokens},
 
 	{name: identityService + "CreateServiceAccount", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
 	{name: identityService + "ListServiceAccounts", body: webRequest(``), allowed: "OK"},
@@ -160,12 +158,8 @@ var identityRows = []row{
 	{name: identityService + "ListOrgs", body: `{}`, allowed: "OK"},
 	{name: identityService + "DeleteOrg", body: `{"id":"$org"}`, allowed: "FAILED_PRECONDITION"},
 
-	{name: identityService + "CreateProject", body: `{"id":"$new","org_id":"$org"}`, allowed: "OK", tokenScope: "org", exceptions: []exception{{
-		[]string{"system:admin of no project, naming none"}, "INVALID_ARGUMENT", "a project is made in an org",
-	}}},
-	{name: identityService + "GetProject", body: `{"id":"$project"}`, allowed: "OK", exceptions: append(seesTheirs, exception{
-		[]string{"other project", "other project, by id"}, "NOT_FOUND", "that org's other project is not the caller's",
-	})},
+	{name: identityService + "CreateProject", body: `{"id":"$new","org_id":"$org"}`, allowed: "OK", tokenScope: "org", exceptions: needsOrg},
+	{name: identityService + "GetProject", body: `{"id":"$project"}`, allowed: "OK", exceptions: seesTheirProjects},
 	{name: identityService + "ListProjects", body: `{}`, allowed: "OK"},
 	{name: identityService + "DeleteProject", body: `{"id":"$project","org_id":"$org"}`, allowed: "FAILED_PRECONDITION", tokenScope: "org"},
 	{name: identityService + "SetQuota", body: webRequest(``), allowed: "OK"},
@@ -200,6 +194,18 @@ var limitedTokens = []string{
 
 var seesTheirs = []exception{{
 	[]string{"proven without role", "other org", "other org, by id"}, "NOT_FOUND", "it shows what the caller has a role in",
+}}
+
+var seesTheirProjects = append(slices.Clone(seesTheirs), exception{
+	[]string{"other project", "other project, by id"}, "NOT_FOUND", "that org's other project is not the caller's",
+})
+
+var needsOrg = []exception{{
+	[]string{"system:admin of no project, naming none"}, "INVALID_ARGUMENT", "a project is made in an org",
+}}
+
+var notWithLimitedTokens = []exception{{
+	limitedTokens, "PERMISSION_DENIED", "with a token of a part, its holder neither gets further roles nor refuses them",
 }}
 
 const credits = "/credit.v1.CreditService/"

@@ -97,7 +97,7 @@ func (h *testMember) compareWithGolden(text string) {
 // or rule without its counterparts.
 func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpoint, rows map[string]row) {
 	rows, used, served := map[string]row{}, map[string]bool{}, map[auth.Method]bool{}
-	for _, part := range [][]row{computeRows, identityRows, creditRows, networkRows, restRows, etcdRows, certifiedRows} {
+	for _, part := range [][]row{computeRows, identityRows, creditRows, networkRows, restRows, restRPCRows, etcdRows, certifiedRows} {
 		for _, r := range part {
 			if _, twice := rows[r.name]; twice {
 				b.addProblem("%s has two rows", r.name)

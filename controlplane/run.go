@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/jointoken"
 	"github.com/trivet-cloud/trivet/controlplane/cluster/membership"
+	"github.com/trivet-cloud/trivet/controlplane/cluster/operator"
 	"github.com/trivet-cloud/trivet/controlplane/compute/console"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
@@ -95,6 +96,7 @@ type member struct {
 	networks       *network.Service
 	networkFeed    *network.Feed
 	joinTokens     *jointoken.Service
+	operators      *operator.Service
 	kvRaft         *kv.Raft
 	keys           *kv.Service
 	etcd           *etcdrpc.Server // serves etcd's API on the port that all gRPC services share

@@ -91,7 +91,7 @@ func (m *member) listServices(context.Context) error {
 		{ // users, orgs, projects and tokens
 			rpc: m.identities.Register,
 			rest: &restAPI{
-				name: "identity", port: ports.Identity, options: rest.Options{Service: fault.Identity, Hosts: m.config.CredentialFreeHosts()},
+				name: "identity", port: ports.Identity, options: rest.Options{Service: fault.Identity, Verifier: m.identities, Audit: m.audits, Hosts: m.config.CredentialFreeHosts()},
 				routes: func(s *rest.Server) { m.identities.Routes(s, slices.Contains(m.config.REST.Open, "identity")) },
 			},
 			tasks: []leader.Task{
@@ -174,7 +174,7 @@ func (m *member) listServices(context.Context) error {
 			agentRPC: m.joinTokens.Register,
 			tasks:    []leader.Task{{Name: "expire invitations", Every: 10 * time.Minute, Run: m.joinTokens.Expire}},
 		},
-		{rpc: m.registerOperator},
+		{rpc: m.operators.Register}, // its REST API is on the listener for VMs
 	}
 	return nil
 }
@@ -249,8 +249,8 @@ func (m *member) newCompute(context.Context) error {
 	return nil
 }
 
-// computeRoutes registers the REST APIs of VMs, images, volumes, snapshots, storage classes and hosts, which share a
-// listener.
+// computeRoutes registers the REST APIs of VMs, images, volumes, snapshots, storage classes, hosts and operators, which
+// share a listener.
 func (m *member) computeRoutes(s *rest.Server) {
 	m.vms.Routes(s)
 	m.consoles.Routes(s)
@@ -259,6 +259,7 @@ func (m *member) computeRoutes(s *rest.Server) {
 	m.snapshots.Routes(s)
 	m.storageClasses.Routes(s)
 	m.nodes.Routes(s)
+	m.operators.Routes(s)
 }
 
 // assignGateways chooses the hosts of NAT gateways according to the state of all hosts.
@@ -316,20 +317,16 @@ func (m *member) newKV(context.Context) error {
 	return nil
 }
 
-// newCluster creates the services for operators: join tokens for members, and backups.
+// newCluster creates the services for operators: join tokens for members, backups, and operator.v1.
 func (m *member) newCluster(context.Context) error {
 	m.joinTokens = jointoken.New(jointoken.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log})
 	m.backups = newBackupWriter(m.config, m.key, m.engines, m.runner, m.log)
-	return nil
-}
-
-// registerOperator registers the OperatorService on a gRPC server.
-func (m *member) registerOperator(s grpc.ServiceRegistrar) {
-	operator.Register(s, operator.Options{
+	m.operators = operator.New(operator.Options{
 		Version: version.Version(), Versions: m.versions, Cluster: m.authority.Cluster(), Members: m.memberships, Runner: m.runner, Commands: m.commands,
 		Groups: operatorGroups(m.engines), ElectionTicks: electionTicks, Nodes: m.nodes, Invites: m.joinTokens, VMs: m.vms,
 		Disks: m.space.Members, Backup: m.backups.write,
 	})
+	return nil
 }
 
 // operatorGroups returns the name and a function for the revision of each raft group, by group ID, as package operator

@@ -47,6 +47,7 @@ func (s *Service) Routes(r *rest.Server, open bool) {
 		rest.Summary("Returns the metadata of OpenID Connect Discovery 1.0."))
 	r.HandleBare(http.MethodGet, "/.well-known/jwks.json", public, s.getKeys, rest.ReturnsBare("application/json", map[string]any{}),
 		rest.Summary("Returns the public keys of tokens as a JWK set (RFC 7517)."))
+	s.rpcRoutes(r)
 }
 
 type tokenBody struct {

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options configures Register. All fields are required.
+// Options configures New. All fields are required.
 type Options struct {
 	Version string
 	Cluster string
@@ -52,11 +52,19 @@ type Group struct {
 	Revision func() int64
 }
 
-// Register registers OperatorService with g, and heardCommand with opts.Commands.
-func Register(g grpc.ServiceRegistrar, opts Options) {
-	s := &server{opts: opts}
-	leader.Register(opts.Commands, s, heardCommand)
-	operatorv1.RegisterOperatorServiceServer(g, s)
+// New returns a Service, and registers heardCommand with opts.Commands.
+func New(opts Options) *Service {
+	s := &Service{server{opts: opts}}
+	leader.Register(opts.Commands, &s.server, heardCommand)
+	return s
+}
+
+// Service implements OperatorService.
+type Service struct{ server server }
+
+// Register registers OperatorService with g.
+func (s *Service) Register(g grpc.ServiceRegistrar) {
+	operatorv1.RegisterOperatorServiceServer(g, &s.server)
 }
 
 type server struct {

@@ -42,6 +42,7 @@ const (
 func (s *Service) Routes(r *rest.Server) {
 	protorest.Serve(r, &consolev1.ConsoleService_ServiceDesc, &server{s: s}, []protorest.Row{
 		{Method: http.MethodPost, Path: "/api/v1/vms/{vm_id}/console", RPC: "CreateConsoleTicket", Creates: true},
+		{Method: http.MethodGet, Path: "/api/v1/vms/{vm_id}/screenshot", RPC: "ReadScreenshot", Media: "image/png"},
 	})
 	r.HandleBare(http.MethodGet, socketPath, "opens a console for the holder of a ticket", s.getSocket,
 		rest.Summary("Opens a console as a websocket with binary messages, for the holder of a ticket."),

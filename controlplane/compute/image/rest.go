@@ -8,6 +8,7 @@ import (
 
 	"github.com/gorilla/mux"
 
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
@@ -42,6 +43,9 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodGet, one, service+"GetImage", s.getImage, org, image)
 	r.Handle(http.MethodPatch, one, service+"UpdateImage", s.patchImage, rest.Takes(updateBody{}), image)
 	r.Handle(http.MethodDelete, one, service+"DeleteImage", s.deleteImage, org, deleted)
+	protorest.Serve(r, &storagev1.ImageDataService_ServiceDesc, &dataServer{s: s}, []protorest.Row{
+		{Method: http.MethodGet, Path: "/api/v1/images/{image_id}/data", RPC: "DownloadImage", Media: "application/octet-stream"},
+	})
 }
 
 // toREST returns an image as a JSON object: the encoding of vmcontroller.v1.Image by package protorest.

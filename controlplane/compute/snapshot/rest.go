@@ -28,6 +28,7 @@ func (s *Service) Routes(r *rest.Server) {
 		{Method: http.MethodPost, Path: all, RPC: "CreateSnapshot", Creates: true},
 		{Method: http.MethodGet, Path: one, RPC: "GetSnapshot"},
 		{Method: http.MethodDelete, Path: one, RPC: "DeleteSnapshot"},
+		{Method: http.MethodGet, Path: one + "/export", RPC: "ExportSnapshot", Media: "application/octet-stream"},
 		{Method: http.MethodPost, Path: one + "/volumes", RPC: "CreateVolumeFromSnapshot", Creates: true},
 		{Method: http.MethodGet, Path: ofVolume, RPC: "ListSnapshots"},
 		{Method: http.MethodPost, Path: ofVolume, RPC: "CreateSnapshot", Creates: true},

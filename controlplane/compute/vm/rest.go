@@ -40,6 +40,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, one+"/nics", service+"AttachNic", s.postNIC, rest.Takes(nicBody{}), created)
 	r.Handle(http.MethodDelete, one+"/nics/{nic}", service+"DetachNic", s.deleteNIC, deleted)
 	s.guestRoutes(r)
+	s.viewRoutes(r)
 }
 
 // vmResponse is the JSON object VmResponse of the wire contract (docs/api.md).

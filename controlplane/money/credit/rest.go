@@ -27,6 +27,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, reservations, service+"CreateReservation", s.postReservation, rest.Takes(reservationBody{}), rest.Returns(http.StatusCreated, reservationResponse{}))
 	r.Handle(http.MethodPost, reservations+"/{id}/commit", service+"CommitReservation", s.postCommit, rest.Takes(commitBody{}), found)
 	r.Handle(http.MethodPost, reservations+"/{id}/release", service+"ReleaseReservation", s.postRelease, rest.Takes(releaseBody{}), rest.Returns(http.StatusOK, releaseResponse{}))
+	s.rpcRoutes(r)
 }
 
 // The bodies and responses of the endpoints.
