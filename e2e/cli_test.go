@@ -157,12 +157,13 @@ func (f *followedList) await(pattern string) {
 	f.w.t.Fatalf("the list ended without %q:\n%s", pattern, f.seen.String())
 }
 
-// stop interrupts the command. The command must then exit with code 0.
+// stop interrupts the command. The command must then exit with code 130.
 func (f *followedList) stop() {
 	require.NoError(f.w.t, f.cmd.Process.Signal(os.Interrupt))
 	for f.lines.Scan() {
 	}
-	require.NoError(f.w.t, f.cmd.Wait())
+	_ = f.cmd.Wait() // its error is the exit code
+	require.Equal(f.w.t, 130, f.cmd.ProcessState.ExitCode())
 }
 
 // TestCommandLine checks that the program trivet works for an operator, who imports an image and lists hosts, and for a
@@ -241,8 +242,19 @@ func TestCommandLine(t *testing.T) {
 	// The commands must use another endpoint if the first one is down. A watch must continue at another endpoint.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
 	must(ada, "vm", "reset", "web")
-	must(ada, "vm", "stop", "web", "--force")
+	require.Contains(t, must(ada, "vm", "label", "web", "team=shop", "env-"), "web")
+	must(ada, "vm", "stop", "-l", "team=shop", "--yes", "--force")
+	must(ada, "vm", "wait", "web", "--for", "STOPPED")
 	require.Contains(t, must(ada, "vm", "list"), "STOPPED")
+	_, errs, code := w.trivet(ctx, ada, "vm", "create", "web", "--image", "small", "--network", "none")
+	require.Equal(t, 4, code, errs)
+	require.Regexp(t, `^trivet: ALREADY_EXISTS: .* \(request [0-9a-f-]{36}\)\n$`, errs)
+	_, errs, code = w.trivet(ctx, ada, "vm", "show", "nosuch", "-o", "json")
+	require.Equal(t, 3, code, errs)
+	require.Regexp(t, `^\{"error":\{"code":"NOT_FOUND",.*"request_id":"[0-9a-f-]{36}"\}\}\n$`, errs)
+	_, errs, code = w.trivet(ctx, ada, "vm", "update", "web", "--memory", "1")
+	require.Equal(t, 2, code, errs)
+	require.Contains(t, errs, "--memory: must be")
 	list.await(`changed +web .* STOPPED`)
 	must(ada, "vm", "delete", "web")
 	list.await(`removed +web`)

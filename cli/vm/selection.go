@@ -74,6 +74,9 @@ func (x *selection) names(ctx context.Context, s *session.Session, conn *dial.Co
 	if len(names) > maxAsked {
 		listed += fmt.Sprintf(" and %d more", len(names)-maxAsked)
 	}
+	if len(names) == 1 {
+		return names, s.Confirm(ctx, verb+" the VM "+listed)
+	}
 	return names, s.Confirm(ctx, fmt.Sprintf("%s %d VMs: %s", verb, len(names), listed))
 }
 

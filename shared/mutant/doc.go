@@ -122,6 +122,7 @@ const (
 	LateCommit        = "late-commit"         // a reservation can be committed after its deadline: controlplane/money/credit/ledger
 	UnfitCertificate  = "unfit-certificate"   // an expired certificate replaces a valid one: controlplane/engine/certfile
 	SecretInPlaintext = "secret-in-plaintext" // a token is sent to another host in plaintext: cli/dial
+	ActUnasked        = "act-unasked"         // a command for all VMs goes on although the user answers no: cli/session
 	ChargeHourTwice   = "charge-hour-twice"   // hours of a VM that were billed are billed again: controlplane/money/billing
 	ForgetShortRuns   = "forget-short-runs"   // a higher price within an hour that was billed already is not billed: controlplane/money/billing
 	KeepPaidBill      = "keep-paid-bill"      // a bill that was paid stays in the list of unpaid bills: controlplane/money/billing
