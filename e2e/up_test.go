@@ -239,6 +239,7 @@ func TestMakeUp(t *testing.T) {
 		c.make("up")
 		require.Equal(t, slices.Sorted(maps.Values(running)), slices.Sorted(maps.Values(c.processes())))
 	})
+	part("the tutorial", c.tutorial)
 	part("the first tenant of the README", c.firstTenant)
 	part("down ends all processes and keeps the data", func(t *testing.T) {
 		namespaces := c.namespaces(c.processes())
@@ -302,7 +303,7 @@ func (c *upCloud) tryPrinted(t *testing.T, out string) {
 		{" vm log -f hello", nil}, // followed below, because it does not end
 		{" host list", func(out string) { require.Contains(t, out, "nodeagent") }},
 		{"curl -s http://", func(out string) { require.Equal(t, "hello\n", out) }},
-		{"curl -s -H", func(out string) { require.Contains(t, out, `"name":"hello"`) }},
+		{"curl -s -H 'Trivet-Strict", func(out string) { require.Contains(t, out, `"name":"hello"`) }},
 		{"kill -9", func(out string) {
 			require.Regexp(t, `(?m)^hello .*RUNNING`, out)
 			require.Zero(t, c.dir().Running("controlplane-1"))
@@ -408,7 +409,7 @@ func (c *upCloud) firstTenant(t *testing.T) {
 	const marker = "--- exit code of command"
 	var script strings.Builder
 	for i, command := range commands {
-		fmt.Fprintf(&script, "%s\necho; echo '%s' %d: $?\n", command, marker, i)
+		fmt.Fprintf(&script, "%s\ncode=$?; echo; echo '%s' %d: $code\n", command, marker, i)
 	}
 	// After the logout, `trivet whoami` must fail.
 	script.WriteString("! trivet whoami\n")
