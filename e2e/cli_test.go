@@ -166,6 +166,39 @@ func (f *followedList) stop() {
 	require.Equal(f.w.t, 130, f.cmd.ProcessState.ExitCode())
 }
 
+// filtersAndMistakes lists the VM web of TestCommandLine by several fields, and checks that a list with a typing error is
+// an error and not an empty list. ada and admin are home directories, and token is the file with the administrator's
+// token.
+func (w *world) filtersAndMistakes(ctx context.Context, ada, admin, token string) {
+	t := w.t
+	for filter, want := range map[string]string{
+		`memory = 192 AND name : we`: "web\n", `memory >= "1GiB"`: "", `name = "w*" AND created_at > "2020-01-01"`: "web\n",
+		`vcpus > 1 OR disk > 1`: "web\n", `ip_addresses : "10.*"`: "",
+	} {
+		out, errs, code := w.trivet(ctx, ada, "vm", "list", "--filter", filter, "-l", "env=test", "-o", "name")
+		require.Zero(t, code, "%s: %s", filter, errs)
+		require.Equal(t, want, out, filter)
+	}
+	for _, tc := range []struct {
+		code int
+		text string
+		args []string
+	}{
+		{2, "unknown field memmory", []string{"vm", "list", "--filter", "memmory > 1"}},
+		{2, "state = RUNING", []string{"vm", "list", "--filter", "state = RUNING"}},
+		{3, "nosuch", []string{"vm", "list", "--project", "nosuch"}},
+		{3, "nosuch", []string{"volume", "list", "--project", "nosuch"}},
+		{2, "BAD", []string{"audit", "list", "--outcome", "BAD"}},
+		{2, "Nope", []string{"audit", "list", "--method", "Nope"}},
+	} {
+		args := append([]string{"--token-file", token, "--org", "default", "--project", "default"}, tc.args...)
+		out, errs, code := w.trivet(ctx, admin, args...)
+		require.Equal(t, tc.code, code, "%v: %s", tc.args, errs)
+		require.Empty(t, out)
+		require.Contains(t, errs, tc.text)
+	}
+}
+
 // TestCommandLine checks that the program trivet works for an operator, who imports an image and lists hosts, and for a
 // tenant, who logs in and runs a VM, also while the first of the tenant's endpoints is down.
 func TestCommandLine(t *testing.T) {
@@ -223,9 +256,10 @@ func TestCommandLine(t *testing.T) {
 	}))
 
 	w.guestCommands(ctx, ada, admin)
-	require.Regexp(t, `State: +RUNNING: its process runs, (?s:.*)Placed: .*scarcest resource(?s:.*)STARTING +RUNNING`, must(ada, "vm", "show", "web"))
+	require.Regexp(t, `State: +RUNNING: its process runs, (?s:.*)Placed: .*free capacity(?s:.*)STARTING +RUNNING`, must(ada, "vm", "show", "web"))
 	require.Regexp(t, `default/default +web`, must(admin, asAdmin("vm", "list", "--all-projects")...))
 	require.Regexp(t, `VM +TENANT(?s:.*)web +default/default`, must(admin, asAdmin("node", "show", w.agent.Name)...))
+	w.filtersAndMistakes(ctx, ada, admin, token)
 
 	require.NoError(t, lab.Until(ctx, "the guest's address is shown", func(context.Context) error {
 		if out := must(ada, "vm", "show", "web"); !strings.Contains(out, "Reported by guest:") || !strings.Contains(out, "10.9.8.7") {

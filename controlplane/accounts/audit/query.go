@@ -47,9 +47,9 @@ func (q *Query) check() error {
 	case q.Since < 0 || q.Until < 0:
 		return fault.Invalid("since", "since and until are Unix milliseconds, 0 for no bound")
 	case q.Outcome != "" && q.Outcome != Refused && q.Outcome != suppressed && !isCode(q.Outcome):
-		return fault.Invalid("outcome", "there is no outcome %s: want OK, REFUSED or a gRPC code such as PERMISSION_DENIED", q.Outcome)
+		return fault.Invalid("outcome", "want OK, REFUSED or a gRPC code such as PERMISSION_DENIED, got %s", q.Outcome)
 	case q.Method != "" && !slices.ContainsFunc(methods(), func(m string) bool { return isMethod(m, q.Method) }):
-		return fault.Invalid("method", "there is no method %s: want the name of an RPC, such as CreateVm", q.Method)
+		return fault.Invalid("method", "want the name of an RPC, such as CreateVm, got %s", q.Method)
 	}
 	return nil
 }
