@@ -170,6 +170,9 @@ backup.`,
 		Args: session.Exactly("FILE"),
 	}
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if args[0] == "-" {
+			return session.Usagef("FILE -: a backup is not written to standard output: give a file")
+		}
 		var size int64
 		err := s.Wait("backing up", func(say func(string)) (err error) {
 			size, err = receive(ctx, operatorv1.NewOperatorServiceClient(conn), args[0])
