@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// TestDev checks that trivet-dev starts a cloud, that the commands which it prints work, and that nothing of the cloud is
-// left when it has been interrupted.
+// TestDev checks that trivet-dev starts a cloud, that the commands which it prints work, and that nothing of the cloud
+// is left when it has been interrupted.
 func TestDev(t *testing.T) {
 	bin, work := filepath.Dir(binaries(t).CLI), t.TempDir()
 	require.NoError(t, os.Chmod(work, 0o755))

@@ -41,7 +41,8 @@ func consoleSteps(t *testing.T, path string) (steps []step) {
 	return steps
 }
 
-// matches reports whether a printed line is the line of a page: spaces may differ in number, and "…" stands for any text.
+// matches reports whether a printed line is the line of a page: spaces may differ in number, and "…" stands for any
+// text.
 func matches(shown, printed string) bool {
 	words := strings.Fields(shown)
 	for i, word := range words {
@@ -50,8 +51,8 @@ func matches(shown, printed string) bool {
 	return regexp.MustCompile(`^\s*` + strings.Join(words, `\s+`) + `\s*$`).MatchString(printed)
 }
 
-// tutorial executes the commands of docs/tutorial.md in one shell, like a person who pastes them. Each must succeed, and
-// print what the page shows below it.
+// tutorial executes the commands of docs/tutorial.md in one shell, like a person who pastes them. Each must succeed,
+// and print what the page shows below it.
 func (c *upCloud) tutorial(t *testing.T) {
 	steps := consoleSteps(t, filepath.Join(c.root, "docs", "tutorial.md"))
 	require.Greater(t, len(steps), 30)

@@ -228,8 +228,8 @@ func (d *debian) remains() (files []string) {
 	return files
 }
 
-// checkContents checks that the programs run, that the manual pages and completions can be used, and that systemd accepts
-// the units.
+// checkContents checks that the programs run, that the manual pages and completions can be used, and that systemd
+// accepts the units.
 func (d *debian) checkContents(t *testing.T) {
 	require.Regexp(t, `^trivet-controlplane \S+ \(go`, d.run("trivet-controlplane version"))
 	require.Regexp(t, `^trivet-nodeagent \S+ \(go`, d.run("trivet-nodeagent --version"))
@@ -260,8 +260,8 @@ func (d *debian) checkContents(t *testing.T) {
 	}
 }
 
-// TestProgramsAreStatic checks that the programs need no libraries of the host, and that the package trivet-rbd names the
-// packages of those that trivet-rbd needs.
+// TestProgramsAreStatic checks that the programs need no libraries of the host, and that the package trivet-rbd names
+// the packages of those that trivet-rbd needs.
 func TestProgramsAreStatic(t *testing.T) {
 	dir := binaries(t)
 	libraries := func(program string) []string {

@@ -1,4 +1,5 @@
-// Package version holds the command `trivet version`, which shows the versions of the client, the members and the hosts.
+// Package version holds the command `trivet version`, which shows the versions of the client, the members and the
+// hosts.
 package version
 
 import (

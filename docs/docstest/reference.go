@@ -19,9 +19,9 @@ import (
 // root. If rewrite is true, it writes the pages instead.
 //
 // The page NAME.md describes root. If split is true, each command directly below root has a page of its own, with all
-// commands below it: NAME-COMMAND.md. The directory must then contain no other pages, and rewrite removes them. Otherwise
-// all commands are on the page of root. packaging/build makes manual pages of these pages, so that each of them begins
-// with the name and one line of description.
+// commands below it: NAME-COMMAND.md. The directory must then contain no other pages, and rewrite removes them.
+// Otherwise all commands are on the page of root. packaging/build makes manual pages of these pages, so that each of
+// them begins with the name and one line of description.
 func Reference(t *testing.T, dir string, root *cobra.Command, split, rewrite bool) {
 	t.Helper()
 	pages := referencePages(t, root, split)

@@ -1,5 +1,5 @@
-// Package demo makes what a cloud for a first look has besides members and a host: the user demo, and saved logins for the
-// command line. `make up` and the program trivet-dev use it.
+// Package demo makes what a cloud for a first look has besides members and a host: the user demo, and saved logins for
+// the command line. `make up` and the program trivet-dev use it.
 package demo
 
 import (
@@ -20,8 +20,8 @@ const User = "demo"
 // tokenLife is the lifetime of the user's token in seconds.
 const tokenLife = 24 * 3600
 
-// PasswordFile and TokenFile return the paths of the files with the user's password and token. AdminFile returns that of
-// the file with the administrator's token.
+// PasswordFile and TokenFile return the paths of the files with the user's password and token. AdminFile returns that
+// of the file with the administrator's token.
 func PasswordFile(dir lab.Dir) string { return dir.Path("demo.password") }
 func TokenFile(dir lab.Dir) string    { return dir.Path("tenant.token") }
 func AdminFile(dir lab.Dir) string    { return dir.Path("admin.token") }
@@ -39,8 +39,8 @@ func KeepAdmin(ctx context.Context, t *lab.Trio) (token string, err error) {
 }
 
 // EnsureUser creates the user unless it exists, requests a token with the user's password from the member, and returns
-// the token. It writes the password and the token to PasswordFile and TokenFile. made is true if it has created the user.
-// The clients g belong to an administrator.
+// the token. It writes the password and the token to PasswordFile and TokenFile. made is true if it has created the
+// user. The clients g belong to an administrator.
 func EnsureUser(ctx context.Context, dir lab.Dir, g *lab.GRPC, member string) (token string, made bool, err error) {
 	password, err := os.ReadFile(PasswordFile(dir))
 	made = errors.Is(err, os.ErrNotExist)

@@ -1,15 +1,15 @@
-// Command trivet-dev runs a small cloud for a first look until it is interrupted: one member of the control plane with all
-// APIs on 127.0.0.1, a user, and, if it runs as root and QEMU is installed, a host. It needs no configuration.
+// Command trivet-dev runs a small cloud for a first look until it is interrupted: one member of the control plane with
+// all APIs on 127.0.0.1, a user, and, if it runs as root and QEMU is installed, a host. It needs no configuration.
 //
 //	trivet-dev [FLAG...]
 //
-// All files are in a temporary directory, or in the directory of --dir. At the end trivet-dev kills the guests, stops the
-// programs that it has started and removes the temporary directory. The directory of --dir stays, and the next start uses
-// it again.
+// All files are in a temporary directory, or in the directory of --dir. At the end trivet-dev kills the guests, stops
+// the programs that it has started and removes the temporary directory. The directory of --dir stays, and the next
+// start uses it again.
 //
 // Decision: this is a program of its own, not a mode of trivet-controlplane. The control plane starts no programs, and
-// never imports the agent, which needs root. trivet-dev starts the same programs as a real cloud has, with the code that
-// `make up` and the end-to-end tests use.
+// never imports the agent, which needs root. trivet-dev starts the same programs as a real cloud has, with the code
+// that `make up` and the end-to-end tests use.
 package main
 
 import (
@@ -92,8 +92,8 @@ type cloud struct {
 	ended chan string
 }
 
-// run starts the cloud, prints how to use it, and waits until ctx ends or the member has ended by itself. It returns when
-// everything has ended.
+// run starts the cloud, prints how to use it, and waits until ctx ends or the member has ended by itself. It returns
+// when everything has ended.
 func run(ctx context.Context, c *cloud) (err error) {
 	bin, err := c.programs()
 	if err != nil {

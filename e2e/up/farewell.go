@@ -79,8 +79,8 @@ Try:
   bin/trivet login --context {{.Context}} --user {{.User}} --password-file {{.Password}} --endpoint {{.Endpoints}}
 `))
 
-// farewell saves the logins, unless saved is nil, and prints how to use the cloud. address is that of the VM's web server,
-// or empty.
+// farewell saves the logins, unless saved is nil, and prints how to use the cloud. address is that of the VM's web
+// server, or empty.
 func (c *cloud) farewell(ctx context.Context, saved *demo.Contexts, vm *lab.VM, address string) error {
 	endpoints := strings.Join(c.addresses(), ",")
 	token, admin := relative(demo.TokenFile(c.dir)), relative(demo.AdminFile(c.dir))

@@ -1,8 +1,8 @@
 // Package version has the version of the running program: Version for short texts, and Read with the version of Go and
 // the platform.
 //
-// `make build` sets the version when it links the programs, with -ldflags "-X …/shared/version.stamped=1.2.3". A program
-// that was built in another way has the version that the Go tool has recorded in it.
+// `make build` sets the version when it links the programs, with -ldflags "-X …/shared/version.stamped=1.2.3". A
+// program that was built in another way has the version that the Go tool has recorded in it.
 package version
 
 import (
@@ -48,8 +48,8 @@ func Read() Build {
 	return Build{Version: Version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 }
 
-// Line returns one line of text about the build: the name of the program, its version, and in parentheses the version of
-// Go and the platform.
+// Line returns one line of text about the build: the name of the program, its version, and in parentheses the version
+// of Go and the platform.
 func (b Build) Line(program string) string {
 	return program + " " + b.Version + " (" + b.Go + ", " + b.Platform + ")"
 }
