@@ -4,8 +4,8 @@
 //
 //   - Every argument and flag that refers to a resource accepts its name or its ID. The commands look names up with the
 //     filter of the list RPCs.
-//   - Tables show names where responses have IDs, and fit into 80 columns for usual names. IDs are in the output of
-//     `show` and in JSON output, which is the response of the service.
+//   - Tables show names where responses have IDs, and fit into 80 columns for usual names. IDs are in -o wide, in the
+//     output of `show` and in documents such as JSON.
 //   - `trivet network explain` has the exit code 8 if a packet would be dropped, so that scripts can distinguish this
 //     from a failure of the command.
 //   - UpdateRouteTable and UpdateServiceIp replace lists as a whole. The commands that change a part of a list read the
