@@ -85,8 +85,8 @@ func TestVerbConventions(t *testing.T) {
 		case "delete":
 			require.Contains(t, c.Aliases, "rm", c.CommandPath())
 		case "add", "remove", "set", "get":
-			// The commands for members and routes, and etcd's commands, have the names that their users know.
-			require.Regexp(t, `^trivet (cluster|network route|kv) `, c.CommandPath())
+			// The commands for members of clusters and groups and for routes, and etcd's commands, have the names that their users know.
+			require.Regexp(t, `^trivet (cluster|group|network route|kv) `, c.CommandPath())
 		}
 		if (c.Name() == "show" || c.Name() == "delete") && len(args) == 1 && !strings.HasPrefix(args[0], "[") {
 			require.True(t, strings.HasSuffix(args[0], "..."), "%s takes one argument only", c.CommandPath())

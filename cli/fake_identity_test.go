@@ -43,6 +43,8 @@ type fakeIdentity struct {
 	keys      []*identityv1.Key
 	records   []*identityv1.AuditRecord
 	providers []*identityv1.LoginProvider
+	groups    []*identityv1.Group
+	members   map[string][]string // of each group
 	// invited holds the invitations that the fake returns to every caller.
 	invited []*identityv1.Invitation
 	// ended maps each revoked token to its user.
@@ -55,7 +57,7 @@ type fakeIdentity struct {
 
 func newIdentity(c *fakeCloud) *fakeIdentity {
 	f := &fakeIdentity{
-		cloud: c, quotas: map[string]*identityv1.Quota{}, passwords: map[string]string{"demo": password}, ended: map[string]string{},
+		cloud: c, members: map[string][]string{}, quotas: map[string]*identityv1.Quota{}, passwords: map[string]string{"demo": password}, ended: map[string]string{},
 		users: []*identityv1.User{{Id: "demo", Name: "Demo", Registered: true, HasPassword: true}},
 		keys:  []*identityv1.Key{{Id: "k2", Use: "staged", CreatedAt: now.UnixMilli()}, {Id: "k1", Use: "primary", CreatedAt: now.UnixMilli()}},
 	}
@@ -249,6 +251,13 @@ func (f *fakeIdentity) UnlinkIdentity(_ context.Context, in *identityv1.UnlinkId
 }
 
 func (f *fakeIdentity) BindRole(_ context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
+	if in.GetGroupId() != "" {
+		g, err := find(f.groups, "group", in.GetGroupId())
+		if err == nil {
+			g.Bindings = append(g.Bindings, in.GetBinding())
+		}
+		return &identityv1.BindRoleResponse{}, err
+	}
 	if in.GetUserId() == "bob" { // bob belongs to another org, so he must accept the role first
 		f.invited = append(f.invited, &identityv1.Invitation{Binding: in.GetBinding(), InvitedBy: "demo", ExpiresAt: now.Add(720 * time.Hour).UnixMilli()})
 		return &identityv1.BindRoleResponse{Pending: true}, nil
@@ -298,6 +307,11 @@ func (f *fakeIdentity) ListBindings(_ context.Context, in *identityv1.ListBindin
 			}
 		}
 	}
+	for _, g := range f.groups {
+		for _, b := range g.GetBindings() {
+			resp.Grants = append(resp.Grants, &identityv1.Grant{GroupId: g.GetId(), Binding: b})
+		}
+	}
 	for _, i := range f.invited {
 		resp.Grants = append(resp.Grants, &identityv1.Grant{UserId: "bob", Binding: i.GetBinding(), Pending: true, ExpiresAt: i.GetExpiresAt()})
 	}
@@ -309,6 +323,7 @@ func (f *fakeIdentity) CreateServiceAccount(_ context.Context, in *identityv1.Cr
 		Id: fmt.Sprint("sa-", len(f.accounts)+1), Name: in.GetName(), OrgId: cmp.Or(in.GetOrgId(), "default"), ProjectId: cmp.Or(in.GetProjectId(), "default"),
 		Roles: in.GetRoles(), CreatedAt: now.UnixMilli(), CreatedBy: "demo", ExpiresAt: in.GetExpiresAt(),
 	}
+	a.Username = a.GetName() + "@" + a.GetOrgId() + "/" + a.GetProjectId()
 	f.accounts = append(f.accounts, a)
 	return &identityv1.CreateServiceAccountResponse{Account: a, Secret: saSecret}, nil
 }
@@ -381,7 +396,19 @@ func (f *fakeIdentity) GetQuota(_ context.Context, in *identityv1.GetQuotaReques
 	if in.GetOrgId() != "" && in.GetProjectId() == "" {
 		q.Quota, q.Used.Projects = f.quotas["org "+in.GetOrgId()], new(uint64(2))
 	}
+	if org := f.quotas["org "+in.GetOrgId()]; org != nil && in.GetProjectId() != "" {
+		q.Org = &identityv1.QuotaStatus{OrgId: in.GetOrgId(), Quota: org, Used: &identityv1.Usage{Vcpus: 7, MemoryMib: 4096}}
+	}
 	return q, nil
+}
+
+func (f *fakeIdentity) GetDefaultQuota(context.Context, *identityv1.GetDefaultQuotaRequest) (*identityv1.DefaultQuota, error) {
+	return &identityv1.DefaultQuota{Quota: f.quotas["default"]}, nil
+}
+
+func (f *fakeIdentity) SetDefaultQuota(_ context.Context, in *identityv1.SetDefaultQuotaRequest) (*identityv1.DefaultQuota, error) {
+	f.quotas["default"] = in.GetQuota()
+	return &identityv1.DefaultQuota{Quota: in.GetQuota()}, nil
 }
 
 func (f *fakeIdentity) SetQuota(ctx context.Context, in *identityv1.SetQuotaRequest) (*identityv1.QuotaStatus, error) {

@@ -137,6 +137,11 @@ func (f *fakeNetwork) ListVpcs(_ context.Context, in *networkv1.ListVpcsRequest)
 	return &networkv1.ListVpcsResponse{Vpcs: named(f.vpcs, in.GetName(), nil)}, nil
 }
 
+func (f *fakeNetwork) ListAllVpcs(_ context.Context, in *networkv1.ListAllVpcsRequest) (*networkv1.ListAllVpcsResponse, error) {
+	defer f.lock(&networkv1.ListAllVpcsRequest{OrgId: in.GetOrgId()})()
+	return &networkv1.ListAllVpcsResponse{Vpcs: f.vpcs}, nil
+}
+
 func (f *fakeNetwork) UpdateVpc(_ context.Context, in *networkv1.UpdateVpcRequest) (*networkv1.Vpc, error) {
 	defer f.lock(in)()
 	v, err := find(f.vpcs, "VPC", in.GetId())

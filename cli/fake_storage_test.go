@@ -85,6 +85,16 @@ func (f *fakeStorage) ListVolumes(context.Context, *vmv1.ListVolumesRequest) (*v
 	return &vmv1.ListVolumesResponse{Volumes: slices.Clone(f.volumes)}, nil
 }
 
+// ListAllVolumes lists the volumes for the administrator, all on one page.
+func (f fakeFlatten) ListAllVolumes(ctx context.Context, in *storagev1.ListAllVolumesRequest) (*storagev1.ListAllVolumesResponse, error) {
+	if bearer(ctx) != adminToken {
+		return nil, failed(codes.PermissionDenied, "", "only system:admin may ListAllVolumes")
+	}
+	f.cloud.mu.Lock()
+	defer f.cloud.mu.Unlock()
+	return &storagev1.ListAllVolumesResponse{Volumes: slices.Clone(f.volumes)}, nil
+}
+
 func (f *fakeStorage) ResizeVolume(_ context.Context, in *vmv1.ResizeVolumeRequest) (*vmv1.Volume, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()

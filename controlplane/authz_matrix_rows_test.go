@@ -57,6 +57,7 @@ var computeRows = []row{
 	{name: images + "DeleteImage", body: `{"org_id":"$org","image_id":"$no-image"}`, allowed: "NOT_FOUND"},
 	{name: imageData + "ListUploadedParts", body: `{"org_id":"$org","image_id":"$image","upload_session_id":"x"}`, allowed: "NOT_FOUND"},
 	{name: imageData + "DownloadImage", body: `{"org_id":"$org","image_id":"$no-image"}`, allowed: "NOT_FOUND"},
+	{name: imageData + "ListAllImages", body: `{}`, allowed: "OK"},
 
 	{name: volumes + "CreateVolume", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
 	{name: volumes + "GetVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
@@ -74,11 +75,13 @@ var computeRows = []row{
 	{name: snapshots + "CreateVmSnapshots", body: webRequest(`,"vm_id":"$no-vm","name":"s"`), allowed: "NOT_FOUND"},
 	{name: snapshots + "GetSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
 	{name: snapshots + "ListSnapshots", body: webRequest(``), allowed: "OK"},
+	{name: snapshots + "ListAllSnapshots", body: `{}`, allowed: "OK"},
 	{name: snapshots + "DeleteSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
 	{name: snapshots + "ExportSnapshot", body: webRequest(`,"snapshot_id":"$no-volume"`), allowed: "NOT_FOUND"},
 	{name: snapshots + "CreateVolumeFromSnapshot", body: webRequest(`,"snapshot_id":"$no-volume","name":"v"`), allowed: "NOT_FOUND"},
 	{name: storageVolumes + "UpdateVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: storageVolumes + "FlattenVolume", body: webRequest(`,"volume_id":"$volume"`), allowed: "OK", otherTenant: "NOT_FOUND"},
+	{name: storageVolumes + "ListAllVolumes", body: `{}`, allowed: "OK"},
 
 	{name: guests + "SetGuestPassword", body: webRequest(`,"vm_id":"$vm","username":"root","password":"secret"`), allowed: "FAILED_PRECONDITION", otherTenant: "NOT_FOUND"},
 	{name: guests + "AddGuestSshKeys", body: webRequest(`,"vm_id":"$vm","username":"root","keys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJdD7y3aLq454yWBdwLWbieU1ebz9/cu7/QEXn9OIeZJ"]`),
@@ -124,6 +127,9 @@ var computeRows = []row{
 
 const identityService = "/identity.v1.IdentityService/"
 
+// inAnOrg is the exception of calls about a group, which must name its org.
+var inAnOrg = []exception{{[]string{"system:admin of no project, naming none"}, "INVALID_ARGUMENT", "a group is in an org"}}
+
 var identityRows = []row{
 	{name: identityService + "IssueToken", body: `{"username":"view","password":"$secret"}`, allowed: "OK"},
 	{name: identityService + "ExchangeToken", body: `{"provider":"none"}`, allowed: "INVALID_ARGUMENT"},
@@ -149,6 +155,13 @@ var identityRows = []row{
 	{name: identityService + "AcceptInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: notWithLimitedTokens},
 	{name: identityService + "DeclineInvitation", body: `{"binding":{"role":"org:admin","org_id":"nobodys"}}`, allowed: "NOT_FOUND", exceptions: notWithLimitedTokens},
 
+	{name: identityService + "CreateGroup", body: `{"org_id":"$org","id":"$new"}`, allowed: "OK", tokenScope: "org", exceptions: inAnOrg},
+	{name: identityService + "GetGroup", body: `{"org_id":"$org","id":"ghosts"}`, allowed: "NOT_FOUND", tokenScope: "org", exceptions: inAnOrg},
+	{name: identityService + "ListGroups", body: `{"org_id":"$org"}`, allowed: "OK", tokenScope: "org"},
+	{name: identityService + "DeleteGroup", body: `{"org_id":"$org","id":"ghosts"}`, allowed: "NOT_FOUND", tokenScope: "org", exceptions: inAnOrg},
+	{name: identityService + "AddGroupMember", body: `{"org_id":"$org","group_id":"ghosts","user_id":"spare"}`, allowed: "NOT_FOUND", tokenScope: "org", exceptions: inAnOrg},
+	{name: identityService + "RemoveGroupMember", body: `{"org_id":"$org","group_id":"ghosts","user_id":"spare"}`, allowed: "NOT_FOUND", tokenScope: "org", exceptions: inAnOrg},
+	{name: identityService + "ListGroupMembers", body: `{"org_id":"$org","group_id":"ghosts"}`, allowed: "NOT_FOUND", tokenScope: "org", exceptions: inAnOrg},
 	{name: identityService + "CreateServiceAccount", body: webRequest(``), allowed: "INVALID_ARGUMENT"},
 	{name: identityService + "ListServiceAccounts", body: webRequest(``), allowed: "OK"},
 	{name: identityService + "DeleteServiceAccount", body: webRequest(`,"id":"$no-account"`), allowed: "NOT_FOUND"},
@@ -164,6 +177,8 @@ var identityRows = []row{
 	{name: identityService + "DeleteProject", body: `{"id":"$project","org_id":"$org"}`, allowed: "FAILED_PRECONDITION", tokenScope: "org"},
 	{name: identityService + "SetQuota", body: webRequest(``), allowed: "OK"},
 	{name: identityService + "GetQuota", body: webRequest(``), allowed: "OK"},
+	{name: identityService + "GetDefaultQuota", body: `{}`, allowed: "OK"},
+	{name: identityService + "SetDefaultQuota", body: `{"quota":{"snapshots":9999}}`, allowed: "OK"},
 
 	{name: identityService + "ListKeys", body: `{}`, allowed: "OK"},
 	{name: identityService + "RotateKeys", body: `{}`, allowed: "FAILED_PRECONDITION"},

@@ -42,7 +42,7 @@ func TestEvictHost(t *testing.T) {
 	_, errs, code := node("evict", w.agent.Name)
 	require.NotZero(t, code)
 	require.Contains(t, errs, "1 VMs are placed on node "+first)
-	require.Contains(t, errs, "delete")
+	require.Contains(t, errs, "/web. Move them", "the error must name the VM")
 
 	// Evict the host. Its guest must continue to run, also after a restart of the agent, and the VM must stay placed on
 	// the host.

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"strings"
@@ -81,7 +82,7 @@ the message, the request ID and the address of the caller.`,
   trivet audit list --outcome REFUSED --since 2026-03-01T00:00:00Z --until 2026-03-02T00:00:00Z`,
 	}, auditTimeout)
 	c.Flags().BoolVar(&all, "all", false, "list the records of every org and project")
-	c.Flags().StringVar(&req.Principal, "user", "", "list only calls of this user or service account")
+	c.Flags().StringVar(&req.Principal, "user", "", "list only calls of this user, or of this service account, as NAME@ORG/PROJECT")
 	c.Flags().StringVar(&req.Method, "method", "", "list only calls of this method, such as CreateVm")
 	c.Flags().StringVar(&req.Outcome, "outcome", "", "list only this outcome: OK, a gRPC code, or REFUSED for all but OK")
 	c.Flags().StringVar(&since, "since", "", "list records from this time on")
@@ -97,7 +98,7 @@ func auditColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Co
 	return []list.Column[record]{
 		list.Age("AGE", s.Now, record.GetTime),
 		list.Time("TIME", record.GetTime, list.InWide),
-		{Name: "USER", Text: record.GetPrincipal, Max: 14},
+		{Name: "USER", Text: func(r record) string { return cmp.Or(r.GetPrincipalUsername(), r.GetPrincipal()) }, Max: 14},
 		{Name: "TENANT", Text: auditTenant, In: list.InWide},
 		{Name: "METHOD", Text: func(r record) string { return r.GetMethod()[strings.LastIndexByte(r.GetMethod(), '/')+1:] }, Max: 21},
 		{Name: "OUTCOME", Text: record.GetOutcome},

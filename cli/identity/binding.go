@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -62,8 +63,9 @@ func bindingText(b *identityv1.Binding) string {
 // bindingCommand returns the command `trivet binding`. The argument users is the shell completion for user IDs.
 func bindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
-		Use: "binding", Short: "Give roles to users and remove them", Args: cobra.NoArgs,
-		Long: `Give roles to users and remove them. A change takes effect with the user's next call, without a new login.
+		Use: "binding", Short: "Give roles to users and groups and remove them", Args: cobra.NoArgs,
+		Long: `Give roles to users and groups and remove them. A change takes effect with the user's next call, without a new
+login.
 
 A role is effective at once if a system:admin gives it or if it is in the user's home org. Any other role is an
 invitation: it is effective once the user accepts it with ` + "`trivet invitation accept`" + `, and expires after 30 days.
@@ -81,16 +83,16 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
-		changeBindingCommand(s, users, "create", "Give a user a role", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
-			made, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: user, Binding: b})
+		changeBindingCommand(s, users, "create", "Give a user or a group a role", func(ctx context.Context, c identityv1.IdentityServiceClient, to *identityv1.Grant) (string, error) {
+			made, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: to.GetUserId(), GroupId: to.GetGroupId(), Binding: to.GetBinding()})
 			if made.GetPending() {
 				return "is invited to", err
 			}
 			return "has", err
 		}),
-		changeBindingCommand(s, users, "delete", "Remove a role from a user, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, user string, b *identityv1.Binding) (string, error) {
-			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: user, Binding: b})
-			return "no longer has", err
+		changeBindingCommand(s, users, "delete", "Remove a role from a user or a group, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, from *identityv1.Grant) (string, error) {
+			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: from.GetUserId(), GroupId: from.GetGroupId(), Binding: from.GetBinding()})
+			return "does not have", err
 		}),
 		listBindingsCommand(s, users))
 	return c
@@ -100,19 +102,23 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 // function do makes the API call. It returns the words that the output contains between the user and the role, such as
 // "is invited to".
 func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
-	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
-	var user, role string
+	do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Grant) (string, error)) *cobra.Command {
+	var user, group, role string
 	c := &cobra.Command{
 		Use: verb, Short: short, Args: session.Exactly(),
 		Long:    short + ". The org and project are those of --org and --project, or else the login's.",
 		Example: "  trivet binding " + verb + " --user ada --role project:member --org acme --project web\n  trivet binding " + verb + " --user bob --role org:admin --org acme",
 	}
 	c.Flags().StringVar(&user, "user", "", "ID of the user")
+	c.Flags().StringVar(&group, "group", "", "ID of a group of the org, instead of --user")
 	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
 	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
-	session.Require(c, "user", "role")
+	_ = c.RegisterFlagCompletionFunc("group", groupNames(s))
+	session.Require(c, "role")
+	session.RequireOne(c, "user", "group")
+	session.Exclusive(c, "user", "group")
 	session.Old(c, map[string]string{"create": "add", "delete": "remove"}[verb])
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
@@ -120,13 +126,22 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 		if err != nil {
 			return err
 		}
-		now, err := do(ctx, client, user, b)
+		g := &identityv1.Grant{UserId: user, GroupId: group, Binding: b}
+		now, err := do(ctx, client, g)
 		if err != nil {
 			return err
 		}
-		return s.Done(user, now+" "+bindingText(b))
+		return s.Done(grantee(g), now+" "+bindingText(b))
 	})
 	return c
+}
+
+// grantee returns who has the role of g: the ID of a user, the username of a service account, or a group.
+func grantee(g *identityv1.Grant) string {
+	if g.GetGroupId() != "" {
+		return "group " + g.GetGroupId()
+	}
+	return cmp.Or(g.GetUsername(), g.GetUserId())
 }
 
 // bindingFromFlags returns a binding of role. Its org and project come from the flags, the environment or the saved
@@ -173,7 +188,7 @@ func orgOfProject(ctx context.Context, client identityv1.IdentityServiceClient, 
 func grantColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.Grant] {
 	type grant = *identityv1.Grant
 	return []list.Column[grant]{
-		{Name: "USER", Text: grant.GetUserId},
+		{Name: "USER", Text: grantee},
 		{Name: "ROLE", Text: func(g grant) string { return g.GetBinding().GetRole() }},
 		{Name: "ORG", Text: func(g grant) string { return g.GetBinding().GetOrgId() }},
 		{Name: "PROJECT", Text: func(g grant) string { return g.GetBinding().GetProjectId() }},
@@ -189,7 +204,7 @@ func grantColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Co
 
 func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	var all bool
-	var user, role string
+	var user, group, role string
 	grants := &list.Kind[*identityv1.Grant]{
 		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*identityv1.Grant, string, error) {
 			client := identityv1.NewIdentityServiceClient(conn)
@@ -208,20 +223,22 @@ func listBindingsCommand(s *session.Session, users cobra.CompletionFunc) *cobra.
 			page, err := client.ListBindings(ctx, req)
 			return page.GetGrants(), page.GetNextPageToken(), err
 		},
-		Name:    (*identityv1.Grant).GetUserId,
+		Name:    grantee,
 		Columns: grantColumns,
 		Keep: func(g *identityv1.Grant) bool {
-			return (user == "" || user == g.GetUserId()) && (role == "" || role == g.GetBinding().GetRole())
+			return (user == "" || user == g.GetUserId() || user == g.GetUsername()) && (group == "" || group == g.GetGroupId()) && (role == "" || role == g.GetBinding().GetRole())
 		},
 	}
 	c := grants.Command(s, &cobra.Command{
-		Use: "list", Short: "List users and their roles",
-		Long: `List users and their roles in the org and project of --org and --project, or else of the login. With --all, or if
-neither the flags nor the login name an org or project, list all roles, which requires the role system:admin.`,
+		Use: "list", Short: "List users and groups with their roles",
+		Long: `List users, service accounts and groups with their roles in the org and project of --org and --project, or else of
+the login. With --all, or if neither the flags nor the login name an org or project, list all roles, which requires the
+role system:admin.`,
 		Example: "  trivet binding list --org acme\n  trivet binding list --all --role system:admin",
 	}, callTimeout)
 	c.Flags().BoolVar(&all, "all", false, "list the roles in every org and project")
-	c.Flags().StringVar(&user, "user", "", "list only the roles of this user")
+	c.Flags().StringVar(&user, "user", "", "list only the roles of this user, or of this service account, as NAME@ORG/PROJECT")
+	c.Flags().StringVar(&group, "group", "", "list only the roles of this group")
 	c.Flags().StringVar(&role, "role", "", "list only this role")
 	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
 	_ = c.RegisterFlagCompletionFunc("user", users)

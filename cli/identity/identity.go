@@ -29,7 +29,7 @@ const callTimeout = 30 * time.Second
 func Commands(s *session.Session) []*cobra.Command {
 	users := userNames(s)
 	return []*cobra.Command{
-		whoAmICommand(s), orgCommand(s), projectCommand(s), quotaCommand(s), userCommand(s), bindingCommand(s, users), invitationCommand(s),
+		whoAmICommand(s), orgCommand(s), projectCommand(s), quotaCommand(s), userCommand(s), groupCommand(s, users), bindingCommand(s, users), invitationCommand(s),
 		tokenCommand(s, users), serviceAccountCommand(s), keyCommand(s), auditCommand(s, users),
 	}
 }

@@ -57,9 +57,10 @@ func createProjectCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create PROJECT", Short: "Create a project in an org", Args: session.Exactly("PROJECT"),
 		Long: `Create a project in the org of --org, or in the login's org. PROJECT is its ID: 1 to 63 of A-Z a-z 0-9 . _ @ -,
-unique in the cloud. The limits given here are the project's own; it never has more than the quota of its org allows
-(see "trivet quota"), and an org has 100 projects at most unless its quota says otherwise. Changing limits later
-requires the role system:admin.`,
+unique in the cloud. The limits given here are the project's own; others are those of "trivet quota show --default",
+which only a system:admin can exceed. A project never has more than the quota of its org allows (see "trivet quota"),
+and an org has 100 projects at most unless its quota says otherwise. Changing limits later requires the role
+system:admin.`,
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB --storage 2TiB --vms 10",
 	}
 	c.Flags().StringVar(&name, "name", "", "display name (default: the ID)")

@@ -96,6 +96,14 @@ func (r *quotaResource) limitText(q *identityv1.Quota) string {
 	return unlimited
 }
 
+// orgLimitText is limitText for the quota of an org, which has no default limits of what its projects use.
+func (r *quotaResource) orgLimitText(q *identityv1.Quota) string {
+	if l := *r.limit(q); l != nil {
+		return r.text(*l)
+	}
+	return unlimited
+}
+
 // text formats n, an amount in r.unit, in the largest unit in which it is a whole number, such as "16 GiB".
 func (r *quotaResource) text(n uint64) string {
 	if r.unit == 0 || n == 0 {

@@ -22,11 +22,12 @@ import (
 func serviceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "service-account", Aliases: []string{"sa"}, Short: "Create, list and delete service accounts for programs", Args: cobra.NoArgs,
-		Long: `Create, list and delete service accounts. A program uses the ID and secret of a service account instead of a
+		Long: `Create, list and delete service accounts. A program uses the name and secret of a service account instead of a
 person's password. A service account belongs to one project, that of --project or of the token, and can only have
-roles that its creator has there. Creating and deleting one requires the role project:admin or org:admin.`,
+roles that its creator has there. NAME@ORG/PROJECT names it wherever a user ID is wanted. Creating and deleting one
+requires the role project:admin or org:admin.`,
 		Example: `  trivet service-account create ci --role project:member --secret-file ci.secret
-  trivet token issue --user $(trivet sa list -o name | head -1) --password-file ci.secret --file ci.token`,
+  trivet token issue --user ci@acme/web --password-file ci.secret --file ci.token`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	all := serviceAccounts(s)
@@ -42,7 +43,7 @@ func serviceAccounts(s *session.Session) *list.Kind[*identityv1.ServiceAccount] 
 			page, err := identityv1.NewIdentityServiceClient(conn).ListServiceAccounts(ctx, req)
 			return page.GetAccounts(), page.GetNextPageToken(), err
 		},
-		Name:    (*identityv1.ServiceAccount).GetId,
+		Name:    (*identityv1.ServiceAccount).GetUsername,
 		Columns: serviceAccountColumns,
 	}
 }
@@ -68,7 +69,7 @@ func createServiceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a service account and show its secret once", Args: session.Exactly("NAME"),
 		Long: `Create a service account. NAME is 1 to 63 of a-z 0-9 -, unique in the project. Its secret is printed, or written to
-a new file that only you can read; it cannot be shown again. Use the account's ID as the user and the secret as the
+a new file that only you can read; it cannot be shown again. Use NAME@ORG/PROJECT as the user and the secret as the
 password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 		Example: "  trivet service-account create ci --role project:member --secret-file ci.secret --ttl 2160h",
 	}
@@ -119,9 +120,9 @@ password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 
 func printServiceAccount(s *session.Session, made *identityv1.CreateServiceAccountResponse) error {
 	a := made.GetAccount()
-	return s.Print(made, []string{a.GetId()}, func(w io.Writer) error {
+	return s.Print(made, []string{a.GetUsername()}, func(w io.Writer) error {
 		f := [][2]string{
-			{"ID", a.GetId()}, {"Name", a.GetName()}, {"Project", a.GetOrgId() + "/" + a.GetProjectId()},
+			{"ID", a.GetId()}, {"Name", a.GetName()}, {"User name", a.GetUsername()}, {"Project", a.GetOrgId() + "/" + a.GetProjectId()},
 			{"Roles", strings.Join(a.GetRoles(), ", ")}, {"Expires", show.When(a.GetExpiresAt())},
 		}
 		if made.GetSecret() != "" {
@@ -150,7 +151,7 @@ func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
 		}
 		var matches []session.Match
 		for _, a := range all {
-			if a.GetId() == name || a.GetName() == name {
+			if a.GetId() == name || a.GetName() == name || a.GetUsername() == name {
 				matches = append(matches, session.Match{ID: a.GetId(), About: a.GetName() + " of " + a.GetOrgId() + "/" + a.GetProjectId()})
 			}
 		}

@@ -28,7 +28,7 @@ func tokenCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command
 		Long: `Issue, verify and revoke tokens. Anybody who has a token can make calls with the rights of its holder until it
 expires. People use ` + "`trivet login`" + `, which saves its token; these commands are for programs that keep a token
 themselves. A token is never given as an argument, because other users of a host can see the arguments of programs.`,
-		Example: "  trivet token issue --user ci --password-file ci.secret --file ci.token --ttl 24h\n  trivet token verify --file ci.token\n  trivet token revoke --file ci.token",
+		Example: "  trivet token issue --user ci@acme/web --password-file ci.secret --file ci.token --ttl 24h\n  trivet token verify --file ci.token\n  trivet token revoke --file ci.token",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(issueTokenCommand(s), verifyTokenCommand(s), revokeTokenCommand(s), revokeAllTokensCommand(s, users))
@@ -40,12 +40,13 @@ func issueTokenCommand(s *session.Session) *cobra.Command {
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use: "issue", Short: "Issue a token and print it", Args: noTokenArgument,
-		Long: `Issue a token for a user ID and password, or for a service account's ID and secret. Only the token is printed on
-standard output; with --file it is written to a new file that only you can read. The token cannot be shown again. It
-is limited to the org and project of --org and --project.`,
-		Example: "  trivet token issue --user ci --password-file ci.secret --project web --file ci.token",
+		Long: `Issue a token for a user ID and password, or for a service account, named NAME@ORG/PROJECT or by its ID, and its secret.
+Only the token is printed on standard output; with --file it is written to a new file that only you can read. The token
+cannot be shown again. It is limited to the org and project of --org and --project; that of a service account is limited
+to its project.`,
+		Example: "  trivet token issue --user ci@acme/web --password-file ci.secret --file ci.token",
 	}
-	c.Flags().StringVar(&user, "user", "", "user or service account ID (default: ask)")
+	c.Flags().StringVar(&user, "user", "", "user ID, or a service account as NAME@ORG/PROJECT (default: ask)")
 	PasswordFileFlag(c, &passwordFile)
 	c.Flags().StringVar(&file, "file", "", "write the token to this new file, mode 0600, instead of standard output")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the token (default 1h, at most 720h)")

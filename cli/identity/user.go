@@ -169,6 +169,9 @@ func userFields(u *identityv1.User) [][2]string {
 	for _, i := range u.GetIdentities() {
 		f = append(f, [2]string{"Identity", i.GetSubject() + " at " + i.GetProvider()})
 	}
+	for _, g := range u.GetGroups() {
+		f = append(f, [2]string{"Group", g.GetGroupId() + " of " + g.GetOrgId()})
+	}
 	for _, r := range userRoles(u) {
 		f = append(f, [2]string{"Role", r})
 	}

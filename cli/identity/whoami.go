@@ -3,9 +3,11 @@ package identity
 import (
 	"context"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -53,10 +55,23 @@ func holderFields(me *identityv1.WhoAmIResponse) [][2]string {
 	if home := me.GetHomeOrgId(); home != "" {
 		f = append(f, [2]string{"Home org", home})
 	}
+	for _, g := range me.GetGroups() {
+		f = append(f, [2]string{"Group", g.GetId() + " of " + g.GetOrgId()})
+	}
 	for _, b := range me.GetBindings() {
-		f = append(f, [2]string{"Role", bindingText(b)})
+		f = append(f, [2]string{"Role", bindingText(b) + byGroup(me, b)})
 	}
 	return f
+}
+
+// byGroup returns a text that names the group that gives the holder the role b, or "" if no group does.
+func byGroup(me *identityv1.WhoAmIResponse, b *identityv1.Binding) string {
+	for _, g := range me.GetGroups() {
+		if slices.ContainsFunc(g.GetBindings(), func(of *identityv1.Binding) bool { return proto.Equal(of, b) }) {
+			return ", by group " + g.GetId()
+		}
+	}
+	return ""
 }
 
 func holderScope(me *identityv1.WhoAmIResponse) string {

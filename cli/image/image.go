@@ -20,6 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
+	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -37,16 +38,29 @@ func Command(s *session.Session) *cobra.Command {
 func printHelp(c *cobra.Command, _ []string) error { return c.Help() }
 
 func listCommand(s *session.Session) *cobra.Command {
-	var own bool
-	c := listed(s, &own).Command(s, &cobra.Command{Use: "list", Short: "List the images that you can use"}, callTimeout)
+	var own, everywhere bool
+	c := listedIn(s, &own, &everywhere).Command(s, &cobra.Command{Use: "list", Short: "List the images that you can use"}, callTimeout)
 	c.Flags().BoolVar(&own, "own", false, "list only the images of the org")
+	session.AllProjectsFlag(c, &everywhere)
+	session.Exclusive(c, "own", "all-projects")
 	return c
 }
 
 // listed describes images for lists: those of the org and, unless own is true, the public ones of other orgs.
 func listed(s *session.Session, own *bool) *list.Kind[*vmv1.Image] {
+	return listedIn(s, own, new(bool))
+}
+
+// listedIn is like listed. If everywhere is true, it describes the images of all orgs.
+func listedIn(s *session.Session, own, everywhere *bool) *list.Kind[*vmv1.Image] {
 	return &list.Kind[*vmv1.Image]{
 		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*vmv1.Image, string, error) {
+			if *everywhere {
+				req := &storagev1.ListAllImagesRequest{PageSize: q.Size, PageToken: q.Token}
+				req.OrgId, req.ProjectId = s.Within()
+				page, err := storagev1.NewImageDataServiceClient(conn).ListAllImages(ctx, req)
+				return page.GetImages(), page.GetNextPageToken(), err
+			}
 			org, _ := s.Tenant()
 			page, err := vmv1.NewImageServiceClient(conn).ListImages(ctx, &vmv1.ListImagesRequest{
 				OrgId: org, IncludePublic: !*own, PageSize: q.Size, PageToken: q.Token,

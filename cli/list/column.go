@@ -42,6 +42,19 @@ const (
 	OnDemand
 )
 
+// Tenant returns a column with the org and project of an object. It is shown by default only if all is true, for lists
+// over all projects.
+func Tenant[T interface {
+	GetOrgId() string
+	GetProjectId() string
+}](all bool) Column[T] {
+	c := Column[T]{Name: "TENANT", Text: func(o T) string { return o.GetOrgId() + "/" + o.GetProjectId() }, In: OnDemand}
+	if all {
+		c.In = Everywhere
+	}
+	return c
+}
+
 // By returns a function for Column.Order that compares objects by a value, such as a number.
 func By[T any, V cmp.Ordered](value func(T) V) func(a, b T) int {
 	return func(a, b T) int { return cmp.Compare(value(a), value(b)) }

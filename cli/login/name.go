@@ -39,10 +39,11 @@ func sameEndpoints(a, b *account.Login) bool {
 }
 
 // defaultContextName returns the name of a new context: USER/PROJECT@HOST, or USER/ORG@HOST if there is no project, or
-// USER@HOST if there is no org either. HOST is the first endpoint, without the port if that is the default.
+// USER@HOST if there is no org either or the user is a service account, whose name contains the project. HOST is the first endpoint, without the port if that is the default.
 func defaultContextName(l *account.Login) string {
 	name := l.User
 	switch {
+	case strings.Contains(name, "/"): // a service account, NAME@ORG/PROJECT
 	case l.Project != "":
 		name += "/" + l.Project
 	case l.Org != "":

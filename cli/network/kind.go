@@ -56,6 +56,8 @@ type kind[T object] struct {
 	header             []string
 	// named is true if objects have a name but no ID.
 	named bool
+	// everywhere reads a page of the objects of all projects. It is nil if the API has no such list.
+	everywhere func(context.Context, networkv1.NetworkServiceClient, query) (objects []T, next string, err error)
 	// address returns the address of an object, by which it can be looked up as by its name.
 	address func(T) string
 	// row returns the cells of an object, one for each string in header.
@@ -229,7 +231,19 @@ func (k *kind[T]) listCommand(s *session.Session, filters ...filter) *cobra.Comm
 		refFlag(c, s, &values[i], f.flag, f.usage, f.of)
 	}
 	flags := k.listed(query{}).AddFlags(s, c)
+	var everywhere bool
+	if k.everywhere != nil {
+		session.AllProjectsFlag(c, &everywhere)
+		for _, f := range filters {
+			session.Exclusive(c, f.flag, "all-projects")
+		}
+	}
 	c.RunE = run(s, func(ctx context.Context, t *target, _ []string) error {
+		if everywhere {
+			q := query{}
+			q.org, q.project = s.Within()
+			return k.inAllProjects().listed(q).List(ctx, s, t.conn, flags)
+		}
 		q := t.query()
 		for i, f := range filters {
 			if !c.Flags().Changed(f.flag) {
@@ -244,6 +258,21 @@ func (k *kind[T]) listCommand(s *session.Session, filters ...filter) *cobra.Comm
 		return k.listed(q).List(ctx, s, t.conn, flags)
 	})
 	return c
+}
+
+// inAllProjects returns the kind for lists over all projects. The first column is the tenant.
+func (k *kind[T]) inAllProjects() *kind[T] {
+	all := *k
+	all.page = k.everywhere
+	all.header = slices.Insert(slices.Clone(k.header), 0, "TENANT")
+	all.row = func(o T, l *labels) []string {
+		tenant := ""
+		if p, ok := any(o).(owned); ok {
+			tenant = p.GetOrgId() + "/" + p.GetProjectId()
+		}
+		return slices.Insert(k.row(o, l), 0, tenant)
+	}
+	return &all
 }
 
 // argCommand returns a command whose only argument is an object, with shell completion.

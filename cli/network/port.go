@@ -49,6 +49,12 @@ func ports() *kind[*networkv1.Port] {
 			})
 			return page.GetPorts(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Port, string, error) {
+			page, err := c.ListAllPorts(ctx, &networkv1.ListAllPortsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetPorts(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Port, error) {
 			return t.client.GetPort(ctx, &networkv1.GetPortRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

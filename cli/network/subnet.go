@@ -37,6 +37,12 @@ func subnets() *kind[*networkv1.Subnet] {
 			})
 			return page.GetSubnets(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Subnet, string, error) {
+			page, err := c.ListAllSubnets(ctx, &networkv1.ListAllSubnetsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetSubnets(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Subnet, error) {
 			return t.client.GetSubnet(ctx, &networkv1.GetSubnetRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

@@ -36,6 +36,12 @@ func vpcs() *kind[*networkv1.Vpc] {
 			})
 			return page.GetVpcs(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Vpc, string, error) {
+			page, err := c.ListAllVpcs(ctx, &networkv1.ListAllVpcsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetVpcs(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Vpc, error) {
 			return t.client.GetVpc(ctx, &networkv1.GetVpcRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

@@ -92,6 +92,9 @@ func tokenCommand(s *session.Session) *cobra.Command {
 // All returns all hosts, sorted by ID.
 func All(ctx context.Context, conn *dial.Conn) ([]*vmv1.Node, error) { return hosts.All(ctx, conn) }
 
+// Names returns a shell completion with the names of hosts.
+func Names(s *session.Session) cobra.CompletionFunc { return hosts.Names(s) }
+
 // NameOf returns a function that returns the name of a host by its ID.
 func NameOf(ctx context.Context, conn *dial.Conn) func(id string) string {
 	return session.NameOf(func() (map[string]string, error) {

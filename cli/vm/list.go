@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
 	"strings"
@@ -82,33 +83,73 @@ func imageID(v vmObject) string {
 	return ""
 }
 
-// listed describes VMs for lists. It lists those of all projects if all is true.
-func listed(s *session.Session, all *bool) *list.Kind[vmObject] {
+// scope selects the VMs of a list: those of all projects if all is true, and those that match also.
+type scope struct {
+	all bool
+	// also is a part of the filter, besides that of the flags of lists.
+	also string
+}
+
+// filter returns the filter of a list whose flags have the given filter.
+func (o *scope) filter(given string) string {
+	switch {
+	case o.also == "":
+		return given
+	case strings.TrimSpace(given) == "":
+		return o.also
+	}
+	return "(" + given + ") AND " + o.also
+}
+
+// narrow makes the list contain only VMs on a host, with a name or ID, and, in a list over all projects, those of --org
+// and --project. An empty host selects all.
+func (o *scope) narrow(ctx context.Context, s *session.Session, conn *dial.Conn, host string) (err error) {
+	if host != "" {
+		if host, err = node.Find(ctx, conn, host); err != nil {
+			return err
+		}
+	}
+	var org, project string
+	if o.all {
+		org, project = s.Within()
+	}
+	var terms []string
+	for _, want := range []struct{ field, value string }{{"node_id", host}, {"org_id", org}, {"project_id", project}} {
+		if want.value != "" {
+			terms = append(terms, fmt.Sprintf("%s = %q", want.field, want.value))
+		}
+	}
+	o.also = strings.Join(terms, " AND ")
+	return nil
+}
+
+// listed describes VMs for lists.
+func listed(s *session.Session, of *scope) *list.Kind[vmObject] {
 	return &list.Kind[vmObject]{
 		Filters: true,
 		Name:    vmObject.GetName,
 		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]vmObject, string, error) {
-			if *all {
+			if of.all {
 				page, err := operatorv1.NewVmViewServiceClient(conn).ListAllVms(ctx, &operatorv1.ListAllVmsRequest{
-					PageSize: q.Size, PageToken: q.Token, Filter: q.Filter,
+					PageSize: q.Size, PageToken: q.Token, Filter: of.filter(q.Filter),
 				})
 				return page.GetVms(), page.GetNextPageToken(), err
 			}
 			org, project := s.Tenant()
 			page, err := vmv1.NewVmServiceClient(conn).ListVms(ctx, &vmv1.ListVmsRequest{
-				OrgId: org, ProjectId: project, PageSize: q.Size, PageToken: q.Token, Filter: q.Filter,
+				OrgId: org, ProjectId: project, PageSize: q.Size, PageToken: q.Token, Filter: of.filter(q.Filter),
 			})
 			return page.GetVms(), page.GetNextPageToken(), err
 		},
 		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[vmObject] {
-			return listColumns(ctx, s, conn, *all)
+			return listColumns(ctx, s, conn, of.all)
 		},
 	}
 }
 
 // printVM prints a VM that a command has created or changed.
 func printVM(ctx context.Context, s *session.Session, conn *dial.Conn, v vmObject) error {
-	return listed(s, new(bool)).PrintOne(ctx, s, conn, v)
+	return listed(s, &scope{}).PrintOne(ctx, s, conn, v)
 }
 
 // printVMs prints VMs that a command has changed: as one object if single is true, or else as a list.
@@ -116,21 +157,26 @@ func printVMs(ctx context.Context, s *session.Session, conn *dial.Conn, single b
 	if single {
 		return printVM(ctx, s, conn, vms[0])
 	}
-	return listed(s, new(bool)).PrintAll(ctx, s, conn, vms...)
+	return listed(s, &scope{}).PrintAll(ctx, s, conn, vms...)
 }
 
 func listCommand(s *session.Session) *cobra.Command {
-	var watch, all bool
+	var watch bool
+	var host string
+	var of scope
 	c := &cobra.Command{Use: "list", Short: "List the project's VMs", Args: session.Exactly(),
 		Long: `List the VMs of the project, in order of creation. With --watch, print the list and then a line for each change, until
 you interrupt. A broken connection is opened again, and what changed meanwhile is printed.`,
 		Example: `  trivet vm list --filter 'state = RUNNING AND memory >= 4096' -l env=prod
   trivet vm list --sort -memory --columns name,memory,labels
-  trivet vm list -w --all-projects --filter 'state = ERROR'`}
-	kind := listed(s, &all)
+  trivet vm list -w --all-projects --filter 'state = ERROR'
+  trivet vm list --all-projects --host rack7`}
+	kind := listed(s, &of)
 	f := kind.AddFlags(s, c)
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "print also the changes of the list, until you interrupt")
-	c.Flags().BoolVar(&all, "all-projects", false, "list the VMs of all projects: for operators of the cloud")
+	session.AllProjectsFlag(c, &of.all)
+	c.Flags().StringVar(&host, "host", "", "list only VMs that are placed on this host, by name or ID")
+	_ = c.RegisterFlagCompletionFunc("host", node.Names(s)) // its only error is for an unknown flag
 	session.Exclusive(c, "watch", "limit")
 	session.Exclusive(c, "watch", "page-token")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -140,8 +186,11 @@ you interrupt. A broken connection is opened again, and what changed meanwhile i
 			limit = 0
 		}
 		return s.Run(limit, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+			if err := of.narrow(ctx, s, conn, host); err != nil {
+				return err
+			}
 			if watch {
-				return session.Interruptible(ctx, watchList(ctx, s, conn, kind, f, all))
+				return session.Interruptible(ctx, watchList(ctx, s, conn, kind, f, &of))
 			}
 			return kind.List(ctx, s, conn, f)
 		})(c, args)
@@ -150,7 +199,7 @@ you interrupt. A broken connection is opened again, and what changed meanwhile i
 }
 
 // watchList prints the list and its changes.
-func watchList(ctx context.Context, s *session.Session, conn *dial.Conn, kind *list.Kind[vmObject], f *list.Flags, all bool) error {
+func watchList(ctx context.Context, s *session.Session, conn *dial.Conn, kind *list.Kind[vmObject], f *list.Flags, of *scope) error {
 	table, err := kind.Table(ctx, s, conn, f)
 	if err != nil {
 		return err
@@ -159,6 +208,7 @@ func watchList(ctx context.Context, s *session.Session, conn *dial.Conn, kind *l
 	if err != nil {
 		return err
 	}
+	filter = of.filter(filter)
 	client := operatorv1.NewVmViewServiceClient(conn)
 	org, project := s.Tenant()
 	w := &list.Watch[vmObject]{
@@ -168,7 +218,7 @@ func watchList(ctx context.Context, s *session.Session, conn *dial.Conn, kind *l
 			return &operatorv1.VmListChange{Type: operatorv1.VmListChangeType_VM_LIST_CHANGE_TYPE_REMOVED, VmId: id, Timestamp: at}
 		},
 		Stream: func(ctx context.Context, handle func(list.Change[vmObject]) error) error {
-			if all {
+			if of.all {
 				stream, err := client.WatchAllVms(ctx, &operatorv1.WatchAllVmsRequest{Filter: filter})
 				if err != nil {
 					return err

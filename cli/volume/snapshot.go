@@ -91,17 +91,31 @@ The command does not wait until the copy is complete.`,
 
 func listSnapshotsCommand(s *session.Session) *cobra.Command {
 	var of string
-	c := snapshots(s, &of).Command(s, &cobra.Command{Use: "list", Short: "List the project's snapshots"}, callTimeout)
+	var all bool
+	c := snapshotsIn(s, &of, &all).Command(s, &cobra.Command{Use: "list", Short: "List the project's snapshots"}, callTimeout)
 	c.Flags().StringVar(&of, "volume", "", "list only the snapshots of this volume, by name or ID")
 	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
+	session.AllProjectsFlag(c, &all)
+	session.Exclusive(c, "volume", "all-projects")
 	return c
 }
 
 // snapshots describes the snapshots of a project for lists. If volume is not empty, it is the name or ID of a volume, and
 // only its snapshots are listed.
 func snapshots(s *session.Session, volume *string) *list.Kind[*storagev1.Snapshot] {
+	return snapshotsIn(s, volume, new(bool))
+}
+
+// snapshotsIn is like snapshots. If all is true, it describes the snapshots of all projects.
+func snapshotsIn(s *session.Session, volume *string, all *bool) *list.Kind[*storagev1.Snapshot] {
 	return &list.Kind[*storagev1.Snapshot]{
 		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) (_ []*storagev1.Snapshot, _ string, err error) {
+			if *all {
+				req := &storagev1.ListAllSnapshotsRequest{PageSize: q.Size, PageToken: q.Token}
+				req.OrgId, req.ProjectId = s.Within()
+				page, err := storagev1.NewSnapshotServiceClient(conn).ListAllSnapshots(ctx, req)
+				return page.GetSnapshots(), page.GetNextPageToken(), err
+			}
 			req := &storagev1.ListSnapshotsRequest{PageSize: q.Size, PageToken: q.Token}
 			req.OrgId, req.ProjectId = s.Tenant()
 			if *volume != "" {
@@ -118,6 +132,7 @@ func snapshots(s *session.Session, volume *string) *list.Kind[*storagev1.Snapsho
 			type snapshot = *storagev1.Snapshot
 			volumes := NameOf(ctx, s, conn)
 			return []list.Column[snapshot]{
+				list.Tenant[snapshot](*all),
 				{Name: "NAME", Text: snapshot.GetName},
 				{Name: "ID", Text: snapshot.GetId, In: list.InWide},
 				{Name: "STATUS", Text: snapshotStatus},

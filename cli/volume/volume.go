@@ -16,6 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/list"
+	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
@@ -127,21 +128,50 @@ func ParseSize(text string) (uint64, error) {
 }
 
 func listCommand(s *session.Session) *cobra.Command {
-	return listed(s).Command(s, &cobra.Command{Use: "list", Short: "List the project's volumes"}, callTimeout)
+	var of scope
+	c := listedIn(s, &of).Command(s, &cobra.Command{Use: "list", Short: "List the project's volumes",
+		Example: "  trivet volume list --all-projects --host rack7"}, callTimeout)
+	session.AllProjectsFlag(c, &of.all)
+	c.Flags().StringVar(&of.host, "host", "", "list only volumes that are bound to this host, by name or ID")
+	_ = c.RegisterFlagCompletionFunc("host", node.Names(s)) // its only error is for an unknown flag
+	return c
 }
 
-// listed describes volumes for lists.
-func listed(s *session.Session) *list.Kind[*vmv1.Volume] {
+// scope selects the volumes of a list: those of all projects if all is true, and those that are bound to a host, with a
+// name or ID, if host is not empty.
+type scope struct {
+	all  bool
+	host string
+}
+
+// listed describes the volumes of the project for lists.
+func listed(s *session.Session) *list.Kind[*vmv1.Volume] { return listedIn(s, &scope{}) }
+
+func listedIn(s *session.Session, of *scope) *list.Kind[*vmv1.Volume] {
 	return &list.Kind[*vmv1.Volume]{
-		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*vmv1.Volume, string, error) {
+		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) (_ []*vmv1.Volume, _ string, err error) {
+			if of.host != "" {
+				if of.host, err = node.Find(ctx, conn, of.host); err != nil { // the ID is used for the next page too
+					return nil, "", err
+				}
+			}
+			if of.all {
+				req := &storagev1.ListAllVolumesRequest{NodeId: of.host, PageSize: q.Size, PageToken: q.Token}
+				req.OrgId, req.ProjectId = s.Within()
+				page, err := storagev1.NewVolumeServiceClient(conn).ListAllVolumes(ctx, req)
+				return page.GetVolumes(), page.GetNextPageToken(), err
+			}
 			org, project := s.Tenant()
 			page, err := vmv1.NewVolumeServiceClient(conn).ListVolumes(ctx, &vmv1.ListVolumesRequest{
 				OrgId: org, ProjectId: project, PageSize: q.Size, PageToken: q.Token,
 			})
 			return page.GetVolumes(), page.GetNextPageToken(), err
 		},
-		Name:    (*vmv1.Volume).GetName,
-		Columns: columns,
+		Name: (*vmv1.Volume).GetName,
+		Keep: func(v *vmv1.Volume) bool { return of.host == "" || v.GetAttachedToNode() == of.host },
+		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*vmv1.Volume] {
+			return append([]list.Column[*vmv1.Volume]{list.Tenant[*vmv1.Volume](of.all)}, columns(ctx, s, conn)...)
+		},
 	}
 }
 

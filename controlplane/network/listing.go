@@ -43,6 +43,15 @@ func list[T any](ctx context.Context, s *Service, l listing[T]) ([]*T, string, e
 	}, string(l.t.Project))
 }
 
+// listAll is like list for the resources of all projects within l.t, in the order of project and ID. l.page.Name is
+// ignored. tenant returns the tenant of a resource.
+func listAll[T any](ctx context.Context, s *Service, l listing[T], tenant func(*T) cloud.Tenant) ([]*T, string, error) {
+	l.page.Name = ""
+	req := l.request()
+	req.Query = "network, all projects\x00" + l.t.String()
+	return store.Page(ctx, s.opts.Store, l.table, req, func(o *T) bool { return l.t.Contains(tenant(o)) })
+}
+
 // listOf is like list, but reads only those records whose IDs an index has below owner, at <owner>/<id>. The owner may
 // be of another project: records of other projects are left out.
 func listOf[I, T any](

@@ -178,6 +178,12 @@ func (s *Service) ListPorts(ctx context.Context, t cloud.Tenant, p page, f PortF
 	return list(ctx, s, l)
 }
 
+// ListAllPorts returns a page of the ports within t, of all projects for the zero t, and the token of the next page.
+func (s *Service) ListAllPorts(ctx context.Context, t cloud.Tenant, p page) ([]*cloud.Port, string, error) {
+	return listAll(ctx, s, listing[cloud.Port]{table: ports, t: t, page: p},
+		func(n *cloud.Port) cloud.Tenant { return cloud.Tenant{Org: n.Org, Project: n.Project} })
+}
+
 // PortUpdate describes a change of a port. Nil fields keep their value.
 type PortUpdate struct {
 	ID                cloud.PortID

@@ -187,6 +187,23 @@ func (s *Service) ListSubnets(
 	if err != nil {
 		return nil, "", err
 	}
+	out, err = s.countFree(ctx, all)
+	return out, next, err
+}
+
+// ListAllSubnets returns a page of the subnets within t, of all projects for the zero t, and the token of the next page.
+func (s *Service) ListAllSubnets(ctx context.Context, t cloud.Tenant, p page) (out []SubnetInfo, next string, err error) {
+	all, next, err := listAll(ctx, s, listing[cloud.Subnet]{table: subnets, t: t, page: p},
+		func(n *cloud.Subnet) cloud.Tenant { return cloud.Tenant{Org: n.Org, Project: n.Project} })
+	if err != nil {
+		return nil, "", err
+	}
+	out, err = s.countFree(ctx, all)
+	return out, next, err
+}
+
+// countFree returns the subnets with the present number of their free addresses.
+func (s *Service) countFree(ctx context.Context, all []*cloud.Subnet) (out []SubnetInfo, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		out = nil
 		for _, n := range all {
@@ -198,7 +215,7 @@ func (s *Service) ListSubnets(
 		}
 		return nil
 	})
-	return out, next, err
+	return out, err
 }
 
 // SubnetUpdate describes a change of a subnet. Nil fields keep their value.

@@ -123,6 +123,12 @@ func (s *Service) ListVPCs(ctx context.Context, t cloud.Tenant, p page) ([]*clou
 	return list(ctx, s, l)
 }
 
+// ListAllVPCs returns a page of the VPCs within t, of all projects for the zero t, and the token of the next page.
+func (s *Service) ListAllVPCs(ctx context.Context, t cloud.Tenant, p page) ([]*cloud.VPC, string, error) {
+	return listAll(ctx, s, listing[cloud.VPC]{table: vpcs, t: t, page: p},
+		func(v *cloud.VPC) cloud.Tenant { return cloud.Tenant{Org: v.Org, Project: v.Project} })
+}
+
 // VPCUpdate describes a change of a VPC. Nil fields keep their value.
 type VPCUpdate struct {
 	ID                cloud.VPCID

@@ -58,6 +58,9 @@ type Binding struct {
 	Incarnation Incarnation `cbor:",omitempty"`
 }
 
+// Tenant returns the org and the project in which the role applies.
+func (b Binding) Tenant() Tenant { return Tenant{b.Org, b.Project} }
+
 // Same reports whether both bindings have the same role, org and project. It ignores the incarnation.
 func (b Binding) Same(other Binding) bool {
 	b.Incarnation = other.Incarnation

@@ -24,6 +24,7 @@ type (
 	OrgID     string
 	ProjectID string
 	UserID    string
+	GroupID   string
 )
 
 // Time is a point in time in Unix milliseconds.
@@ -141,6 +142,24 @@ func validText(s string) bool { return strings.ToValidUTF8(s, "") == s && !strin
 type Tenant struct {
 	Org     OrgID
 	Project ProjectID
+}
+
+// ParseTenant returns the tenant with the given IDs, each of which may be empty. It returns InvalidArgument for the
+// field org_id or project_id if an ID is malformed.
+func ParseTenant(org, project string) (Tenant, error) {
+	for _, id := range []struct{ field, value string }{{"org_id", org}, {"project_id", project}} {
+		if id.value != "" {
+			if err := CheckCallerID(id.field, id.value); err != nil {
+				return Tenant{}, err
+			}
+		}
+	}
+	return Tenant{OrgID(org), ProjectID(project)}, nil
+}
+
+// Contains reports whether other is within t. An org contains its projects, and the zero Tenant contains every tenant.
+func (t Tenant) Contains(other Tenant) bool {
+	return (t.Org == "" || t.Org == other.Org) && (t.Project == "" || t.Project == other.Project)
 }
 
 func (t Tenant) String() string {

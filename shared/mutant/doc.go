@@ -143,11 +143,14 @@ const (
 	ForeignTenant     = "foreign-tenant"      // a request for another tenant than the token's is accepted: controlplane
 	AnyAudience       = "any-audience"        // a token for another audience is accepted: controlplane
 	GrantUnasked      = "grant-unasked"       // a role given by another org is effective before the user accepts it: controlplane/accounts/identity
+	PublishUnproven   = "publish-unproven"    // the key of unauthenticated tokens is published for other programs: controlplane/accounts/identity
+	AnyGroupMember    = "any-group-member"    // an org:admin adds users of other orgs to a group: controlplane/accounts/identity
 	IgnoreRevocation  = "ignore-revocation"   // a revoked token is accepted: controlplane
 	IgnoreStrict      = "ignore-strict"       // strict requests are handled like others: controlplane/edge/rest
 	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
 	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm
 	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm, controlplane/compute/volume
+	SkipDefaultQuota  = "skip-default-quota"  // a new project does not get the default quota: controlplane/accounts/tenant
 	KeepOldCell       = "keep-old-cell"       // a host whose free capacity changes stays in its old cell of the index of hosts: controlplane/compute/schedule
 	CountLostHost     = "count-lost-host"     // the capacity of a lost host counts for the VMs that it loses: controlplane/compute/schedule
 	AllocateTwice     = "allocate-twice"      // a VM is placed without regard to concurrent placements on the same host: controlplane/compute/vm

@@ -43,6 +43,15 @@ type (
 		User    cloud.UserID
 		Binding cloud.Binding
 	}
+	newGroup struct {
+		Group    principal.GroupRef
+		Name, By string
+	}
+	// groupGrant holds the arguments of bindGroupCommand and unbindGroupCommand.
+	groupGrant struct {
+		Group   principal.GroupRef
+		Binding cloud.Binding
+	}
 	oldAccount struct {
 		Tenant cloud.Tenant
 		ID     cloud.UserID
@@ -55,6 +64,8 @@ type (
 		Tenant cloud.Tenant
 		Name   string
 		Quota  tenant.Quota
+		// AnyQuota is true if the caller may give the project a larger quota than the default.
+		AnyQuota bool
 	}
 	newQuota struct {
 		Tenant cloud.Tenant
@@ -101,7 +112,8 @@ func (s *Service) register() {
 		createUserCommand, setPasswordCommand, setDisabledCommand, deleteUserCommand, revokeCommand, denyCommand,
 		rememberNetworkCommand, linkCommand, unlinkCommand,
 		bindCommand, unbindCommand, acceptCommand, declineCommand, createAccountCommand, deleteAccountCommand,
-		createOrgCommand, deleteOrgCommand, createProjectCommand, deleteProjectCommand, setQuotaCommand,
+		createGroupCommand, deleteGroupCommand, addMemberCommand, removeMemberCommand, bindGroupCommand, unbindGroupCommand,
+		createOrgCommand, deleteOrgCommand, createProjectCommand, deleteProjectCommand, setQuotaCommand, setDefaultQuotaCommand,
 		rotateKeysCommand, revokeKeyCommand,
 	)
 }
@@ -144,6 +156,9 @@ var (
 	deleteAccountCommand = newCommand("delete-account", leader.Keyed, func(_ *Service, tx *store.Tx, q oldAccount) (none, error) {
 		return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
 	})
+	setDefaultQuotaCommand = newCommand("set-default-quota", leader.Repeatable, func(_ *Service, tx *store.Tx, q tenant.Quota) (none, error) {
+		return none{}, tenant.SetDefaultQuota(tx, q)
+	})
 	createOrgCommand = newCommand("create-org", leader.Keyed, func(_ *Service, tx *store.Tx, q newOrg) (tenant.Org, error) {
 		return valueOf(tenant.CreateOrg(tx, q.ID, q.Name))
 	})
@@ -163,13 +178,16 @@ func dropResult(_ *principal.User, err error) (none, error) { return none{}, err
 
 var deleteOrgCommand = newCommand("delete-org", leader.Keyed, (*Service).deleteOrgOnLeader)
 
-// deleteOrgOnLeader deletes an org that has no projects, and the invitations to roles in the org. If a function in
+// deleteOrgOnLeader deletes an org that has no projects and groups, and the invitations to roles in the org. If a function in
 // Options.Holds returns an error, nothing is deleted and the caller gets that error.
 func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) {
 	for _, hold := range s.opts.Holds {
 		if err := hold(tx, cloud.Tenant{Org: id}); err != nil {
 			return none{}, err
 		}
+	}
+	if err := principal.CheckNoGroups(tx, id); err != nil {
+		return none{}, err
 	}
 	if err := tenant.DeleteOrg(tx, id); err != nil {
 		return none{}, err
@@ -179,9 +197,14 @@ func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) 
 
 var createProjectCommand = newCommand("create-project", leader.Keyed, (*Service).createProjectOnLeader)
 
-// createProjectOnLeader creates a project. If a function in Options.Vacant finds records under the project's ID, the
+// createProjectOnLeader creates a project. Limits that q.Quota does not set are the default of new projects. If a function in Options.Vacant finds records under the project's ID, the
 // project is not created and the caller gets an error.
 func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Project, error) {
+	if !q.AnyQuota {
+		if err := tenant.CheckWithinDefault(tx, q.Quota); err != nil {
+			return tenant.Project{}, err
+		}
+	}
 	p, err := tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota)
 	if err != nil {
 		return tenant.Project{}, err

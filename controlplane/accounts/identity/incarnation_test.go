@@ -178,8 +178,45 @@ func TestOrgQuotaPermissions(t *testing.T) {
 	q, err := get(w.login("ada"), "")
 	require.NoError(t, err, "a project:admin can read the quota of the project")
 	require.Equal(t, "lair", q.GetProjectId())
+	require.Nil(t, q.GetOrg(), "a project:admin cannot read the quota of the org")
+	q, err = r.GetQuota(w.login("mallory"), &identityv1.GetQuotaRequest{OrgId: "evil", ProjectId: "lair"})
+	require.NoError(t, err)
+	require.Equal(t, uint64(7), q.GetOrg().GetQuota().GetVms())
+	scoped := w.as(w.first, w.token(w.first, tokenRequest{User: "mallory", Password: secret, Org: "evil", Project: "lair"}))
+	q, err = r.GetQuota(scoped, &identityv1.GetQuotaRequest{})
+	require.NoError(t, err)
+	require.Nil(t, q.GetOrg(), "a token that is limited to a project cannot read the quota of the org")
 	_, err = r.CreateProject(w.login("mallory"), &identityv1.CreateProjectRequest{Id: "x", OrgId: "evil", Quota: &identityv1.Quota{Projects: new(uint64(9))}})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
+}
+
+// TestDefaultQuotaOfNewProjects checks that only system:admin sets the default quota and exceeds it, and that an
+// org:admin can create projects with lower limits.
+func TestDefaultQuotaOfNewProjects(t *testing.T) {
+	w := newWorld(t)
+	r := &server{s: w.first}
+	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
+	standard := &identityv1.SetDefaultQuotaRequest{Quota: &identityv1.Quota{Vms: new(uint64(3))}}
+	_, err := r.SetDefaultQuota(w.login("mallory"), standard)
+	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+	_, err = r.SetDefaultQuota(w.admin(), standard)
+	require.NoError(t, err)
+	seen, err := r.GetDefaultQuota(w.login("mallory"), &identityv1.GetDefaultQuotaRequest{})
+	require.NoError(t, err)
+	require.Equal(t, uint64(3), seen.GetQuota().GetVms())
+	create := func(ctx context.Context, id string, vms *uint64) error {
+		return errOf(r.CreateProject(ctx, &identityv1.CreateProjectRequest{Id: id, OrgId: "evil", Quota: &identityv1.Quota{Vms: vms}}))
+	}
+	err = create(w.login("mallory"), "more", new(uint64(4)))
+	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+	require.NoError(t, create(w.login("mallory"), "less", new(uint64(2))))
+	require.NoError(t, create(w.login("mallory"), "standard", nil))
+	require.NoError(t, create(w.admin(), "more", new(uint64(4))))
+	for id, want := range map[string]uint64{"less": 2, "standard": 3, "more": 4} {
+		q, err := r.GetQuota(w.admin(), &identityv1.GetQuotaRequest{ProjectId: id})
+		require.NoError(t, err)
+		require.Equal(t, want, q.GetQuota().GetVms(), id)
+	}
 }
 
 // TestRecordsWithoutIncarnationsStayValid checks that roles, service accounts and tokens written by a version without

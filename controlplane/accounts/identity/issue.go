@@ -59,19 +59,6 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// scopeOf returns the tenant that the request q names as the scope of the token. It checks only the syntax of the IDs.
-func scopeOf(q tokenRequest) (cloud.Tenant, error) {
-	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
-	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
-		if id.value != "" {
-			if err := cloud.CheckCallerID(id.field, id.value); err != nil {
-				return t, err
-			}
-		}
-	}
-	return t, nil
-}
-
 // scoped returns the scope of a token that the user u requests for the tenant t. If t names a project in which u has a
 // role, scoped adds the project's org. If u has no role in t, scoped returns PermissionDenied if q.Strict is true, and
 // t unchanged otherwise. The result does not reveal whether a project exists in which u has no role.
@@ -81,7 +68,7 @@ func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u 
 	}
 	found, reaches := t, false
 	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) error {
-		roles, err := alive(v, u.Bindings)
+		roles, err := u.Roles(v)
 		if err != nil {
 			return err
 		}
@@ -141,7 +128,7 @@ func (s *Service) tokenNow(ctx context.Context, q tokenRequest) (issuedToken, bo
 	if err != nil {
 		return issuedToken{}, false, err
 	}
-	scope, err := scopeOf(q)
+	scope, err := cloud.ParseTenant(q.Org, q.Project)
 	if err != nil {
 		return issuedToken{}, false, err
 	}
@@ -150,6 +137,7 @@ func (s *Service) tokenNow(ctx context.Context, q tokenRequest) (issuedToken, bo
 		return issuedToken{}, false, err
 	}
 	if u != nil {
+		q.User = u.ID // the request may name a service account by its name
 		if !s.issues.allow(u.ID, s.now()) {
 			return issuedToken{}, false, errTooManyTokens(u.ID)
 		}
@@ -221,8 +209,8 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 	return issuedToken{text: text, expires: token.Ends(now, ttl)}, err
 }
 
-// authenticate returns the user whose password, or the service account whose secret, the request contains. It returns
-// nil if the password or secret is wrong, if the principal is unknown, disabled or expired, and after too many wrong
+// authenticate returns the user whose password, or the service account whose secret, the request contains. The request
+// names a service account by its ID or as NAME@ORG/PROJECT. authenticate returns nil if the password or secret is wrong, if the principal is unknown, disabled or expired, and after too many wrong
 // attempts for the name.
 func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.User, error) {
 	var u *principal.User
@@ -238,6 +226,13 @@ func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.
 		})
 	}
 	now := func() cloud.Time { return s.opts.Store.Now() }
+	id, err := s.accountID(ctx, q.User)
+	if err != nil {
+		return nil, fmt.Errorf("find service account: %w", err)
+	}
+	if id != "" {
+		q.User = id
+	}
 	if strings.HasPrefix(string(q.User), principal.AccountPrefix) {
 		if err := read(); err != nil {
 			return nil, fmt.Errorf("read service account: %w", err)
@@ -268,6 +263,43 @@ func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.
 	}
 	s.rememberNetwork(ctx, u.ID, password.Network(q.Address), account.Networks)
 	return u, nil
+}
+
+// accountID returns the ID of the service account that is named as NAME@ORG/PROJECT. It returns "" if there is none, or
+// name has another form.
+func (s *Service) accountID(ctx context.Context, name cloud.UserID) (id cloud.UserID, err error) {
+	short, t, ok := principal.ParseAccountName(string(name))
+	if !ok {
+		return "", nil
+	}
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		u, err := principal.FindAccount(v, t, short)
+		if u != nil {
+			id = u.ID
+		}
+		return err
+	})
+	return id, err
+}
+
+// principalID returns the ID of the principal that a request names: by its ID or, for a service account, as
+// NAME@ORG/PROJECT. It returns NotFound if there is no service account of this name within the tenant at.
+func (s *Service) principalID(ctx context.Context, name string, at cloud.Tenant) (cloud.UserID, error) {
+	_, t, ok := principal.ParseAccountName(name)
+	if !ok {
+		return cloud.UserID(name), nil
+	}
+	var id cloud.UserID
+	if at.Contains(t) {
+		var err error
+		if id, err = s.accountID(ctx, cloud.UserID(name)); err != nil {
+			return "", err
+		}
+	}
+	if id == "" {
+		return "", fault.New(fault.NotFound, "no service account %s", name)
+	}
+	return id, nil
 }
 
 // allows reports whether the principal u may get the requested token: u must be neither disabled nor expired, and of
@@ -308,7 +340,7 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	if err != nil {
 		return issuedToken{}, err
 	}
-	scope, err := scopeOf(q)
+	scope, err := cloud.ParseTenant(q.Org, q.Project)
 	if err != nil {
 		return issuedToken{}, err
 	}

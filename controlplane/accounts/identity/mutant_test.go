@@ -17,6 +17,8 @@ func TestMutantsOfTokens(t *testing.T) {
 	mutanttest.Notices(t, mutant.AcceptDisabled, TestDisabledUserGetsNoToken, "a disabled user got a token")
 	mutanttest.Notices(t, mutant.IgnoreEpoch, TestNewPasswordRevokesTokens, "a token from before the new password was accepted")
 	mutanttest.Notices(t, mutant.IgnoreSkew, TestWrongClockIsReported, "a member with a wrong clock")
+	mutanttest.Notices(t, mutant.PublishUnproven, TestRelyingPartiesRefuseUnauthenticatedTokens, "the key of unauthenticated tokens must not be published")
+	mutanttest.Notices(t, mutant.AnyGroupMember, TestGroupMembersBelongToTheOrg, "a user of another org was added")
 	mutanttest.Notices(t, mutant.UnauditedChange, TestAudit, "ada CreateProject OK")
 }
 

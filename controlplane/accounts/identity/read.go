@@ -2,7 +2,9 @@ package identity
 
 import (
 	"context"
+	"iter"
 	"slices"
+	"strings"
 
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 
@@ -25,7 +27,9 @@ func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoA
 	}
 	var u *principal.User
 	err := s.opts.Store.Recent(ctx, staleness, func(v *store.View) (err error) {
-		u, err = principal.Users.Get(v, string(c.User))
+		if u, err = principal.Users.Get(v, string(c.User)); err == nil && u != nil {
+			out.Groups, err = groupsOf(v, u)
+		}
 		return err
 	})
 	if err == nil && u != nil {
@@ -79,6 +83,29 @@ func (s *Service) accounts(ctx context.Context, at cloud.Tenant, size int32, pag
 	return principal.Accounts(ctx, s.opts.Store, at, size, page)
 }
 
+// usernames returns the names with their projects, NAME@ORG/PROJECT, of those of the IDs that are service accounts at
+// present.
+func (s *Service) usernames(ids iter.Seq[string]) (map[string]string, error) {
+	found := map[string]string{}
+	err := s.opts.Store.Local(func(v *store.View) error {
+		for id := range ids {
+			if _, known := found[id]; known || !strings.HasPrefix(id, principal.AccountPrefix) {
+				continue
+			}
+			u, err := principal.Users.Get(v, id)
+			if err != nil {
+				return err
+			}
+			found[id] = ""
+			if u != nil && u.Account != nil {
+				found[id] = u.Account.Username()
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
 // canSee reports whether the caller c has a role in an org. If project is not empty, it reports whether c has a role in
 // that project of the org.
 func canSee(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
@@ -127,69 +154,4 @@ func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID
 	}
 	req := store.PageRequest{Size: size, Token: page, Query: "projects\x00" + c.Name() + "\x00" + string(org)}
 	return store.Page(ctx, s.opts.Store, tenant.Projects, req, keep)
-}
-
-// quota returns the quota and the usage of a project. If no project is named, it returns those of the org.
-func (s *Service) quota(ctx context.Context, at cloud.Tenant) (out *identityv1.QuotaStatus, err error) {
-	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		if at.Project == "" {
-			out, err = orgQuota(v, at.Org)
-			return err
-		}
-		if err := s.ofOrg(v, at); err != nil {
-			return err
-		}
-		org, err := tenant.OrgOf(v, at.Project)
-		if err != nil {
-			return err
-		}
-		q, err := tenant.QuotaOf(v, at.Project)
-		if err != nil {
-			return err
-		}
-		used, err := tenant.Used(v, at.Project)
-		if err != nil {
-			return err
-		}
-		out = &identityv1.QuotaStatus{OrgId: string(org), ProjectId: string(at.Project), Quota: quotaOnWire(q), Used: usageOnWire(used)}
-		return nil
-	})
-	return out, err
-}
-
-func orgQuota(v *store.View, id cloud.OrgID) (*identityv1.QuotaStatus, error) {
-	o, err := tenant.FindOrg(v, id)
-	if err != nil {
-		return nil, err
-	}
-	if o == nil {
-		return nil, tenant.NoOrg(id)
-	}
-	q, err := tenant.OrgQuotaOf(v, id)
-	if err != nil {
-		return nil, err
-	}
-	used, err := tenant.OrgUsed(v, id)
-	if err != nil {
-		return nil, err
-	}
-	out := &identityv1.QuotaStatus{OrgId: string(id), Quota: quotaOnWire(q), Used: usageOnWire(used)}
-	out.Used.Projects = &used.Projects
-	return out, nil
-}
-
-func quotaOnWire(q tenant.Quota) *identityv1.Quota {
-	return &identityv1.Quota{
-		Vcpus: q.VCPUs, MemoryMib: q.MemoryMiB, StorageGib: q.StorageGiB, Vms: q.VMs, Images: q.Images, Projects: q.Projects,
-		Vpcs: q.VPCs, Subnets: q.Subnets, Ports: q.Ports, SecurityGroups: q.SecurityGroups, FloatingIps: q.FloatingIPs, ServiceIps: q.ServiceIPs,
-		Volumes: q.Volumes, VolumeGib: q.VolumeGiB, ImageMib: q.ImageMiB, Snapshots: q.Snapshots,
-	}
-}
-
-func usageOnWire(a tenant.Amount) *identityv1.Usage {
-	return &identityv1.Usage{
-		Vcpus: a.VCPUs, MemoryMib: a.MemoryMiB, StorageGib: a.StorageGiB, Vms: a.VMs, Images: a.Images,
-		Vpcs: a.VPCs, Subnets: a.Subnets, Ports: a.Ports, SecurityGroups: a.SecurityGroups, FloatingIps: a.FloatingIPs, ServiceIps: a.ServiceIPs,
-		Volumes: a.Volumes, VolumeGib: a.VolumeGiB, ImageMib: a.ImageMiB, Snapshots: a.Snapshots,
-	}
 }

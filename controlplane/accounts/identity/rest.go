@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
+
 	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/principal"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/token"
@@ -15,6 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Routes adds the endpoints of part 4.6 of the wire contract, and the OpenID discovery endpoints. If open is false, the
@@ -119,6 +122,9 @@ func (o legacyRequest) mergeInto(q tokenRequest) (tokenRequest, error) {
 	}
 	if q.User == "" {
 		return q, fault.Invalid("username", "is required")
+	}
+	if _, _, ok := principal.ParseAccountName(string(q.User)); ok {
+		return q, nil
 	}
 	return q, cloud.CheckCallerID("username", string(q.User))
 }
@@ -298,7 +304,11 @@ func (s *Service) getKeys(w *rest.Response, r *http.Request) (any, error) {
 	if ring == nil {
 		return nil, errSettingUp()
 	}
-	return s.rawResponse(w, ring.Published())
+	keys := ring.Published()
+	if mutant.On(mutant.PublishUnproven) {
+		keys.Keys = append(keys.Keys, jose.JSONWebKey{Key: s.unprovenKey.Public(), KeyID: unprovenKeyID, Algorithm: string(jose.EdDSA), Use: "sig"})
+	}
+	return s.rawResponse(w, keys)
 }
 
 // rawResponse returns the JSON of v without the usual envelope of Trivet's REST responses. Clients may cache the

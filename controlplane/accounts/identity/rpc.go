@@ -121,10 +121,18 @@ func (r *server) RevokeToken(ctx context.Context, in *identityv1.RevokeTokenRequ
 }
 
 func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRequest) (*emptypb.Empty, error) {
-	if err := r.admitOwnUser(ctx, "RevokeTokens", in.GetUserId(), "may end only their own tokens"); err != nil {
+	user := cloud.UserID(in.GetUserId())
+	// Only operators learn whether a service account of another project exists.
+	if c := auth.CallerOf(ctx); c != nil && (c.IsCloudAdmin() || c.Scope.Project != "") {
+		var err error
+		if user, err = r.s.principalID(ctx, in.GetUserId(), c.Scope); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.admitOwnUser(ctx, "RevokeTokens", string(user), "may end only their own tokens"); err != nil {
 		return nil, err
 	}
-	if _, err := revokeCommand.Call(ctx, r.s.opts.Commands, cloud.UserID(in.GetUserId())); err != nil {
+	if _, err := revokeCommand.Call(ctx, r.s.opts.Commands, user); err != nil {
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
@@ -196,10 +204,24 @@ func (r *server) ListAuditRecords(ctx context.Context, in *identityv1.ListAuditR
 	if err != nil {
 		return nil, err
 	}
+	who, err := r.s.principalID(ctx, in.GetPrincipal(), at)
+	if err != nil {
+		return nil, err
+	}
 	at.Project = cloud.ProjectID(in.GetProjectId())
 	list, next, err := r.s.opts.Audit.List(ctx, audit.Query{
-		Within: at, Principal: in.GetPrincipal(), Method: in.GetMethod(), Outcome: in.GetOutcome(), Since: in.GetSince(), Until: in.GetUntil(),
+		Within: at, Principal: string(who), Method: in.GetMethod(), Outcome: in.GetOutcome(), Since: in.GetSince(), Until: in.GetUntil(),
 		Size: in.GetPageSize(), Token: in.GetPageToken(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	usernames, err := r.s.usernames(func(yield func(string) bool) {
+		for _, a := range list {
+			if !yield(a.Principal) {
+				return
+			}
+		}
 	})
 	if err != nil {
 		return nil, err
@@ -207,7 +229,7 @@ func (r *server) ListAuditRecords(ctx context.Context, in *identityv1.ListAuditR
 	out := &identityv1.ListAuditRecordsResponse{NextPageToken: next}
 	for _, a := range list {
 		out.Records = append(out.Records, &identityv1.AuditRecord{
-			Id: a.ID, Time: a.At, Principal: a.Principal, Proof: string(a.Proof), OrgId: string(a.Tenant.Org), ProjectId: string(a.Tenant.Project),
+			PrincipalUsername: usernames[a.Principal], Id: a.ID, Time: a.At, Principal: a.Principal, Proof: string(a.Proof), OrgId: string(a.Tenant.Org), ProjectId: string(a.Tenant.Project),
 			Method: a.Method, Target: a.Target, Outcome: a.Outcome, Message: a.Message, RequestId: a.RequestID, Address: a.Address, Suppressed: a.Suppressed,
 		})
 	}

@@ -82,12 +82,16 @@ func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Bi
 	return &emptypb.Empty{}, nil
 }
 
-// openPage is the prefix of the page tokens of ListBindings that continue with invitations. The pages of roles come
-// before the pages of invitations, and their page tokens have no prefix.
-const openPage = "invited."
+// The pages of ListBindings contain first the roles of users, then those of groups, and then the open invitations.
+// groupPage and openPage are the prefixes of the page tokens that continue with roles of groups and with invitations.
+// Page tokens that continue with roles of users have no prefix.
+const (
+	groupPage = "groups."
+	openPage  = "invited."
+)
 
-// grants returns a page of the roles within the tenant at. After the last role it returns the open invitations to roles
-// within that tenant.
+// grants returns a page of the roles within the tenant at: those of users, then those of groups, and then the open
+// invitations.
 func (s *Service) grants(ctx context.Context, at cloud.Tenant, size int32, page string) (grants []*identityv1.Grant, next string, err error) {
 	if rest, ok := strings.CutPrefix(page, openPage); ok {
 		list, next, err := principal.InvitationsOf(ctx, s.opts.Store, at, size, rest)
@@ -104,19 +108,45 @@ func (s *Service) grants(ctx context.Context, at cloud.Tenant, size int32, page 
 		}
 		return grants, next, nil
 	}
+	if rest, ok := strings.CutPrefix(page, groupPage); ok {
+		return s.groupGrants(ctx, at, size, rest)
+	}
 	list, next, err := s.bound(ctx, at, size, page)
 	if err != nil {
 		return nil, "", err
 	}
 	for _, u := range list {
 		for _, b := range u.At(at) {
-			grants = append(grants, &identityv1.Grant{UserId: string(u.ID), Binding: bindingOnWire(b)})
+			g := &identityv1.Grant{UserId: string(u.ID), Binding: bindingOnWire(b)}
+			if u.Account != nil {
+				g.Username = u.Account.Username()
+			}
+			grants = append(grants, g)
 		}
 	}
 	if next != "" {
 		return grants, next, nil
 	}
-	// Append the first page of invitations to the last page of roles, so that a short list needs one call.
+	// Append the first page of what follows to the last page of roles, so that a short list needs one call.
+	more, next, err := s.grants(ctx, at, size, groupPage)
+	return append(grants, more...), next, err
+}
+
+// groupGrants returns a page of the roles of groups within the tenant at. To the last page it appends the first page of
+// invitations.
+func (s *Service) groupGrants(ctx context.Context, at cloud.Tenant, size int32, page string) (grants []*identityv1.Grant, next string, err error) {
+	list, next, err := principal.Groups(ctx, s.opts.Store, at.Org, func(g *principal.Group) bool { return len(g.At(at)) > 0 }, size, page)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, g := range list {
+		for _, b := range g.At(at) {
+			grants = append(grants, &identityv1.Grant{GroupId: string(g.ID), Binding: bindingOnWire(b)})
+		}
+	}
+	if next != "" {
+		return grants, groupPage + next, nil
+	}
 	open, next, err := s.grants(ctx, at, size, openPage)
 	return append(grants, open...), next, err
 }

@@ -71,7 +71,9 @@ func (r *server) CreateProject(ctx context.Context, in *identityv1.CreateProject
 		return nil, err
 	}
 	at.Project = cloud.ProjectID(in.GetId())
-	p, err := createProjectCommand.Call(ctx, r.s.opts.Commands, newProject{at, in.GetName(), quotaOf(in.GetQuota())})
+	p, err := createProjectCommand.Call(ctx, r.s.opts.Commands, newProject{
+		Tenant: at, Name: in.GetName(), Quota: quotaOf(in.GetQuota()), AnyQuota: auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{}),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -126,44 +128,6 @@ func (r *server) DeleteProject(ctx context.Context, in *identityv1.DeleteProject
 		return nil, err
 	}
 	return &emptypb.Empty{}, nil
-}
-
-func (r *server) SetQuota(ctx context.Context, in *identityv1.SetQuotaRequest) (*identityv1.QuotaStatus, error) {
-	at, err := auth.Admit(ctx, service+"SetQuota", in.GetOrgId(), in.GetProjectId())
-	if err != nil {
-		return nil, err
-	}
-	if at.Project != "" {
-		err = cloud.CheckCallerID("project_id", string(at.Project))
-	} else {
-		err = cloud.CheckCallerID("org_id", string(at.Org))
-	}
-	if err != nil {
-		return nil, err
-	}
-	if _, err := setQuotaCommand.Call(ctx, r.s.opts.Commands, newQuota{at, quotaOf(in.GetQuota())}); err != nil {
-		return nil, err
-	}
-	return r.s.quota(ctx, at)
-}
-
-func (r *server) GetQuota(ctx context.Context, in *identityv1.GetQuotaRequest) (*identityv1.QuotaStatus, error) {
-	at, err := auth.Admit(ctx, service+"GetQuota", in.GetOrgId(), in.GetProjectId())
-	if err != nil {
-		return nil, err
-	}
-	return r.s.quota(ctx, at)
-}
-
-func quotaOf(q *identityv1.Quota) tenant.Quota {
-	if q == nil {
-		return tenant.Quota{}
-	}
-	return tenant.Quota{
-		VCPUs: q.Vcpus, MemoryMiB: q.MemoryMib, StorageGiB: q.StorageGib, VMs: q.Vms, Images: q.Images, Projects: q.Projects,
-		VPCs: q.Vpcs, Subnets: q.Subnets, Ports: q.Ports, SecurityGroups: q.SecurityGroups, FloatingIPs: q.FloatingIps, ServiceIPs: q.ServiceIps,
-		Volumes: q.Volumes, VolumeGiB: q.VolumeGib, ImageMiB: q.ImageMib, Snapshots: q.Snapshots,
-	}
 }
 
 func orgOnWire(o *tenant.Org) *identityv1.Org {

@@ -2,7 +2,6 @@ package identity
 
 import (
 	"context"
-	"slices"
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -14,7 +13,6 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserRequest) (*identityv1.User, error) {
@@ -28,10 +26,14 @@ func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*i
 	if err := admit(ctx, "GetUser"); err != nil {
 		return nil, err
 	}
-	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+	id, err := r.s.principalID(ctx, in.GetId(), cloud.Tenant{})
+	if err != nil {
 		return nil, err
 	}
-	u, err := r.s.user(ctx, cloud.UserID(in.GetId()))
+	if err := cloud.CheckCallerID("id", string(id)); err != nil {
+		return nil, err
+	}
+	u, err := r.s.user(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -131,75 +133,6 @@ func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdenti
 	return userResponse(unlinkCommand.Call(ctx, r.s.opts.Commands, newIdentity{cloud.UserID(in.GetUserId()), i}))
 }
 
-func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
-	grant, err := admitGrant(ctx, "BindRole", in.GetUserId(), in.GetBinding())
-	if err != nil {
-		return nil, err
-	}
-	pending, err := bindCommand.Call(ctx, r.s.opts.Commands, grant)
-	if err != nil {
-		return nil, err
-	}
-	return &identityv1.BindRoleResponse{Pending: pending}, nil
-}
-
-func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
-	grant, err := admitGrant(ctx, "UnbindRole", in.GetUserId(), in.GetBinding())
-	if err != nil {
-		return nil, err
-	}
-	if _, err := unbindCommand.Call(ctx, r.s.opts.Commands, grant); err != nil {
-		return nil, err
-	}
-	return &emptypb.Empty{}, nil
-}
-
-// admitGrant authorizes a call that gives or removes a role, in the org or project of the role. It returns the
-// arguments of the call as a Grant.
-func admitGrant(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
-	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
-		if method != "UnbindRole" || !isOwnRole(auth.CallerOf(ctx), user, bindingFrom(b), err) {
-			return none, err
-		}
-	}
-	binding := bindingFrom(b)
-	if err := cloud.CheckCallerID("user_id", user); err != nil {
-		return none, err
-	}
-	if err := binding.Check(); err != nil {
-		return none, err
-	}
-	caller := auth.CallerOf(ctx)
-	return principal.Grant{
-		User: cloud.UserID(user), Binding: binding, By: caller.Name(),
-		Always: caller.Has(cloud.SystemAdmin, cloud.Tenant{}) || mutant.On(mutant.GrantUnasked),
-	}, nil
-}
-
-// isOwnRole is called when UnbindRole was refused; the parameter refused is the error. It reports whether the caller c
-// may remove the role b nevertheless, because it is the caller's own. This is so if c is authenticated, is the user
-// that the call names, and has the role. Without the role, anybody could use up the budget of the role's org, to which
-// the call is charged. If the call was refused because the token is limited to another tenant, isOwnRole returns false.
-func isOwnRole(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
-	f, ok := fault.From(refused)
-	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {
-		return false
-	}
-	return c != nil && c.Authenticated() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
-}
-
-func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {
-	at, err := auth.Admit(ctx, service+"ListBindings", in.GetOrgId(), in.GetProjectId())
-	if err != nil {
-		return nil, err
-	}
-	if at.Project != "" && at.Org == "" {
-		return nil, fault.Invalid("org_id", "is required with project_id")
-	}
-	grants, next, err := r.s.grants(ctx, at, in.GetPageSize(), in.GetPageToken())
-	return &identityv1.ListBindingsResponse{Grants: grants, NextPageToken: next}, err
-}
-
 func (r *server) CreateServiceAccount(ctx context.Context, in *identityv1.CreateServiceAccountRequest) (*identityv1.CreateServiceAccountResponse, error) {
 	at, err := auth.Admit(ctx, service+"CreateServiceAccount", in.GetOrgId(), in.GetProjectId())
 	if err != nil {
@@ -255,7 +188,7 @@ func accountOnWire(u *principal.User) *identityv1.ServiceAccount {
 	a := u.Account
 	out := &identityv1.ServiceAccount{
 		Id: string(u.ID), Name: a.Name, OrgId: string(a.Tenant.Org), ProjectId: string(a.Tenant.Project), CreatedAt: u.CreatedAt,
-		CreatedBy: a.CreatedBy, ExpiresAt: a.Expires,
+		CreatedBy: a.CreatedBy, ExpiresAt: a.Expires, Username: a.Username(),
 	}
 	for _, b := range u.Bindings {
 		out.Roles = append(out.Roles, string(b.Role))
@@ -274,6 +207,9 @@ func onWire(u *principal.User) *identityv1.User {
 	out := &identityv1.User{
 		Id: string(u.ID), Name: u.Name, Registered: u.Registered(), CreatedAt: u.CreatedAt, Kind: string(u.Kind()), Disabled: u.Disabled,
 		HasPassword: u.Password != nil, Bindings: bindingsOnWire(u.Bindings), OrgId: string(u.HomeOrg()),
+	}
+	for _, g := range u.Groups {
+		out.Groups = append(out.Groups, &identityv1.GroupRef{OrgId: string(g.Org), GroupId: string(g.ID)})
 	}
 	for _, i := range u.Identities {
 		out.Identities = append(out.Identities, &identityv1.Identity{Provider: i.Provider, Subject: i.Subject})

@@ -216,7 +216,7 @@ func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder
 		return nil, err
 	}
 	if h.user != nil {
-		bindings, err := alive(v, h.user.Bindings)
+		bindings, err := h.user.Roles(v)
 		if err != nil {
 			return nil, err
 		}
@@ -304,7 +304,7 @@ func (j *tokenCheck) behind(s *Service, caller *cloud.Caller) bool {
 		return false
 	}
 	fresh := s.opts.Store.Now()-j.claims.At < justIssued
-	return j.user == nil || j.user.Epoch < j.claims.Epoch || fresh && len(j.user.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
+	return j.user == nil || j.user.Epoch < j.claims.Epoch || fresh && len(caller.Bindings) == 0 || caller.Scope.Project != "" && caller.Scope.Org == ""
 }
 
 // verdict returns nil if the token is valid at the time now, according to the records that look has read. Otherwise it

@@ -97,26 +97,26 @@ var (
 type dimension struct {
 	name  string
 	of    func(*Amount) *uint64
-	bound func(*Quota) *uint64
+	limit func(*Quota) **uint64
 }
 
 var dimensions = []dimension{
-	{"vcpus", func(a *Amount) *uint64 { return &a.VCPUs }, func(q *Quota) *uint64 { return q.VCPUs }},
-	{"memory_mib", func(a *Amount) *uint64 { return &a.MemoryMiB }, func(q *Quota) *uint64 { return q.MemoryMiB }},
-	{"storage_gib", func(a *Amount) *uint64 { return &a.StorageGiB }, func(q *Quota) *uint64 { return q.StorageGiB }},
-	{"vms", func(a *Amount) *uint64 { return &a.VMs }, func(q *Quota) *uint64 { return q.VMs }},
-	{"images", func(a *Amount) *uint64 { return &a.Images }, func(q *Quota) *uint64 { return q.Images }},
-	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) *uint64 { return q.Projects }},
-	{"vpcs", func(a *Amount) *uint64 { return &a.VPCs }, func(q *Quota) *uint64 { return q.VPCs }},
-	{"subnets", func(a *Amount) *uint64 { return &a.Subnets }, func(q *Quota) *uint64 { return q.Subnets }},
-	{"ports", func(a *Amount) *uint64 { return &a.Ports }, func(q *Quota) *uint64 { return q.Ports }},
-	{"security_groups", func(a *Amount) *uint64 { return &a.SecurityGroups }, func(q *Quota) *uint64 { return q.SecurityGroups }},
-	{"floating_ips", func(a *Amount) *uint64 { return &a.FloatingIPs }, func(q *Quota) *uint64 { return q.FloatingIPs }},
-	{"service_ips", func(a *Amount) *uint64 { return &a.ServiceIPs }, func(q *Quota) *uint64 { return q.ServiceIPs }},
-	{"volumes", func(a *Amount) *uint64 { return &a.Volumes }, func(q *Quota) *uint64 { return q.Volumes }},
-	{"volume_gib", func(a *Amount) *uint64 { return &a.VolumeGiB }, func(q *Quota) *uint64 { return q.VolumeGiB }},
-	{"snapshots", func(a *Amount) *uint64 { return &a.Snapshots }, func(q *Quota) *uint64 { return q.Snapshots }},
-	{"image_mib", func(a *Amount) *uint64 { return &a.ImageMiB }, func(q *Quota) *uint64 { return q.ImageMiB }},
+	{"vcpus", func(a *Amount) *uint64 { return &a.VCPUs }, func(q *Quota) **uint64 { return &q.VCPUs }},
+	{"memory_mib", func(a *Amount) *uint64 { return &a.MemoryMiB }, func(q *Quota) **uint64 { return &q.MemoryMiB }},
+	{"storage_gib", func(a *Amount) *uint64 { return &a.StorageGiB }, func(q *Quota) **uint64 { return &q.StorageGiB }},
+	{"vms", func(a *Amount) *uint64 { return &a.VMs }, func(q *Quota) **uint64 { return &q.VMs }},
+	{"images", func(a *Amount) *uint64 { return &a.Images }, func(q *Quota) **uint64 { return &q.Images }},
+	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) **uint64 { return &q.Projects }},
+	{"vpcs", func(a *Amount) *uint64 { return &a.VPCs }, func(q *Quota) **uint64 { return &q.VPCs }},
+	{"subnets", func(a *Amount) *uint64 { return &a.Subnets }, func(q *Quota) **uint64 { return &q.Subnets }},
+	{"ports", func(a *Amount) *uint64 { return &a.Ports }, func(q *Quota) **uint64 { return &q.Ports }},
+	{"security_groups", func(a *Amount) *uint64 { return &a.SecurityGroups }, func(q *Quota) **uint64 { return &q.SecurityGroups }},
+	{"floating_ips", func(a *Amount) *uint64 { return &a.FloatingIPs }, func(q *Quota) **uint64 { return &q.FloatingIPs }},
+	{"service_ips", func(a *Amount) *uint64 { return &a.ServiceIPs }, func(q *Quota) **uint64 { return &q.ServiceIPs }},
+	{"volumes", func(a *Amount) *uint64 { return &a.Volumes }, func(q *Quota) **uint64 { return &q.Volumes }},
+	{"volume_gib", func(a *Amount) *uint64 { return &a.VolumeGiB }, func(q *Quota) **uint64 { return &q.VolumeGiB }},
+	{"snapshots", func(a *Amount) *uint64 { return &a.Snapshots }, func(q *Quota) **uint64 { return &q.Snapshots }},
+	{"image_mib", func(a *Amount) *uint64 { return &a.ImageMiB }, func(q *Quota) **uint64 { return &q.ImageMiB }},
 }
 
 // String returns the quantities that are not 0 as a text such as "2 vcpus, 1 vms".
@@ -161,7 +161,7 @@ func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
 // error.
 func (q *Quota) fits(owner string, used, more, less Amount) error {
 	for _, d := range dimensions {
-		limit, plus, minus := d.bound(q), *d.of(&more), *d.of(&less)
+		limit, plus, minus := *d.limit(q), *d.of(&more), *d.of(&less)
 		if limit == nil || plus <= minus {
 			continue
 		}

@@ -14,14 +14,21 @@
 //   - A quantity without a limit is unlimited, and a limit of 0 allows none of it. A limit below the present usage
 //     removes nothing; only increases are refused.
 //   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
-//     creating more projects. The number of an org's projects is always limited.
+//     creating more projects. The number of an org's projects is always limited. The quota of an org limits the sum of
+//     what its projects use, not the sum of their limits, so the limits of projects may add up to more than the org has.
+//     So do hierarchical quotas in Kubernetes (HNC). OpenStack's strict two-level limits compare the sum of the limits
+//     instead; an org then cannot use what its projects leave unused. A new object is counted for the project and for
+//     the org in one transaction, so concurrent calls do not exceed either quota.
+//   - New projects get the default quota, which an operator sets. It is copied when a project is created: a later
+//     change of the default does not take capacity from existing projects. An org:admin may create projects with lower
+//     limits than the default, not with higher ones.
 //   - Usage is counted in separate records, one per project and kind, so that creating an image and creating a VM do
 //     not conflict. If a project has no such record yet, its objects are counted. An org has such a record for each
 //     kind that its quota limits. If an org has none yet, the usage of its projects is added up.
 //   - Usage counts the requested amounts: a stopped VM still occupies its part of a host, so it counts like a running
 //     one.
 //
-// Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
+// Keys: org/<id>, project/<id>, quota/<project>, quota-default/projects, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
 // project-deleted/<org>/<when, 16 hexadecimal digits>/<id>.
 package tenant
 
@@ -165,7 +172,7 @@ func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
 	return nil
 }
 
-// CreateProject creates a project in an existing org. It returns AlreadyExists if another project has the ID or the ID
+// CreateProject creates a project in an existing org. Limits that q does not set are those of DefaultQuota. It returns AlreadyExists if another project has the ID or the ID
 // is reserved for another org. It returns ResourceExhausted if the org already has the maximum number of projects.
 func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project, error) {
 	if err := cloud.CheckCallerID("id", string(t.Project)); err != nil {
@@ -178,6 +185,9 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 		return nil, err
 	}
 	if err := q.checkProject(); err != nil {
+		return nil, err
+	}
+	if err := q.addDefaults(tx); err != nil {
 		return nil, err
 	}
 	if o, err := FindOrg(tx, t.Org); err != nil {

@@ -225,6 +225,14 @@ func (s *Service) List(ctx context.Context, org cloud.OrgID, public bool, size i
 	return store.Page(ctx, s.opts.Store, Images, store.PageRequest{Size: size, Token: token, Query: query}, keep)
 }
 
+// ListAll returns a page of the images within t (of all orgs for the zero t), and the token of the next page. Images are
+// sorted by ID.
+func (s *Service) ListAll(ctx context.Context, t cloud.Tenant, size int32, token string) ([]*cloud.Image, string, error) {
+	keep := func(i *cloud.Image) bool { return t.Contains(cloud.Tenant{Org: i.Org, Project: i.Project}) }
+	req := store.PageRequest{Size: size, Token: token, Query: "all images\x00" + t.String()}
+	return store.Page(ctx, s.opts.Store, Images, req, keep)
+}
+
 // CheckNoImages returns FailedPrecondition if the project t.Project still has images. If t.Project is empty, it checks
 // all images of the org t.Org instead. A project or org with images cannot be deleted.
 func CheckNoImages(r store.Reader, t cloud.Tenant) error {

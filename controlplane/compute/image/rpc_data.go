@@ -7,6 +7,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -53,4 +54,23 @@ func (r *dataServer) DownloadImage(in *storagev1.DownloadImageRequest, stream st
 	return r.s.Download(stream.Context(), t.Org, cloud.ImageID(in.GetImageId()), in.GetOffset(), func(b []byte) error {
 		return stream.Send(&storagev1.DownloadImageResponse{Data: b})
 	})
+}
+
+func (r *dataServer) ListAllImages(ctx context.Context, in *storagev1.ListAllImagesRequest) (*storagev1.ListAllImagesResponse, error) {
+	if _, err := auth.Admit(ctx, dataService+"ListAllImages", "", ""); err != nil {
+		return nil, err
+	}
+	t, err := cloud.ParseTenant(in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	all, next, err := r.s.ListAll(ctx, t, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &storagev1.ListAllImagesResponse{NextPageToken: next}
+	for _, i := range all {
+		out.Images = append(out.Images, convert.Image(i))
+	}
+	return out, nil
 }

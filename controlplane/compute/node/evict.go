@@ -5,6 +5,8 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/hex"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/network"
@@ -148,9 +150,7 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 			}
 		}
 		if vms > 0 && !q.Force {
-			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move them with `trivet host drain`, and delete those that stay "+
-				"(of a host that is lost, with `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
-				vms, q.Node, n.Name).WithReason(ReasonHasVMs).With("vms", vms)
+			return s.errHasVMs(tx, n, placed, vms)
 		}
 		if err := deleteUsedTokens(tx, q.Node); err != nil {
 			return err
@@ -169,6 +169,30 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 		return s.removeHost(tx, q.Node, placed)
 	})
 	return vms, err
+}
+
+// maxNamedVMs is the maximum number of VMs that errHasVMs names.
+const maxNamedVMs = 10
+
+// errHasVMs returns the error of Evict for a host on which VMs are placed. It names the first maxNamedVMs VMs.
+func (s *Service) errHasVMs(r store.Reader, n *cloud.Node, placed []store.Record[Placed], vms int) error {
+	var names []string
+	for _, p := range placed {
+		if p.Value.Gone || len(names) == maxNamedVMs {
+			continue
+		}
+		name, err := s.vms.Describe(r, p.Value.Project, cloud.VMID(p.Path[1]))
+		if err != nil {
+			return err
+		}
+		names = append(names, name)
+	}
+	if more := vms - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): %s. Move them with `trivet host drain`, and delete those that stay "+
+		"(of a host that is lost, with `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
+		vms, n.ID, n.Name, strings.Join(names, ", ")).WithReason(ReasonHasVMs).With("vms", vms)
 }
 
 // checkNoVolumes returns an error with ReasonHasVolumes if the host has volumes in its storage pools. RBD volumes and

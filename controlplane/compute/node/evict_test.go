@@ -180,8 +180,8 @@ func TestEvict(t *testing.T) {
 func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
 	h, err := w.join(ctx, newKey(w.t), "rack-1")
 	require.NoError(w.t, err)
-	w.place(h.id, testVM(1), &Placed{Generation: 4})
-	w.place(h.id, testVM(2), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
+	w.place(h.id, testVM(1), &Placed{Project: "web", Generation: 4})
+	w.place(h.id, testVM(2), &Placed{Project: "web", Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
 	before := w.node(h.id)
 
 	_, err = w.members[1].Evict(ctx, h.id, false)
@@ -189,7 +189,7 @@ func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
 	require.True(w.t, ok, err)
 	require.Equal(w.t, fault.FailedPrecondition, f.Kind)
 	require.Equal(w.t, ReasonHasVMs, f.Reason)
-	require.Contains(w.t, f.Message, "1 VMs")
+	require.Contains(w.t, f.Message, "1 VMs are placed on node "+string(h.id)+" (rack-1): web/"+string(testVM(1))+". Move them")
 	require.Equal(w.t, before, w.node(h.id))
 
 	vms, err := w.members[1].Evict(ctx, h.id, true)

@@ -67,6 +67,8 @@ type VMController interface {
 	// UsesImage reports whether a VM placed on a host uses the image with this checksum to boot or as the backing file
 	// of a disk.
 	UsesImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
+	// Describe returns the tenant and the name of a VM, such as acme/shop/web, or its ID if the VM has no record.
+	Describe(r store.Reader, project cloud.ProjectID, id cloud.VMID) (string, error)
 }
 
 // Options configures New. All fields without a default are required.

@@ -73,6 +73,10 @@ func (g *fakeVMs) Observed(_ context.Context, on cloud.NodeID, reports []cloud.O
 	return 0, g.fail
 }
 
+func (g *fakeVMs) Describe(_ store.Reader, project cloud.ProjectID, id cloud.VMID) (string, error) {
+	return string(project) + "/" + string(id), nil
+}
+
 func (g *fakeVMs) UsesImage(_ *store.View, on cloud.NodeID, sum string) (bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -103,6 +103,25 @@ func (r *server) list(ctx context.Context, in *storagev1.ListSnapshotsRequest, f
 	return out, nil
 }
 
+func (r *server) ListAllSnapshots(ctx context.Context, in *storagev1.ListAllSnapshotsRequest) (*storagev1.ListAllSnapshotsResponse, error) {
+	if _, err := auth.Admit(ctx, service+"ListAllSnapshots", "", ""); err != nil {
+		return nil, err
+	}
+	t, err := cloud.ParseTenant(in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	all, next, err := r.s.ListAll(ctx, t, in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &storagev1.ListAllSnapshotsResponse{NextPageToken: next}
+	for _, s := range all {
+		out.Snapshots = append(out.Snapshots, convert.Snapshot(s))
+	}
+	return out, nil
+}
+
 func (r *server) DeleteSnapshot(ctx context.Context, in *storagev1.DeleteSnapshotRequest) (*emptypb.Empty, error) {
 	t, err := admit(ctx, "DeleteSnapshot", in)
 	if err != nil {

@@ -249,3 +249,13 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token st
 	query := "snapshots\x00" + string(f.Volume) + "\x00" + f.Name + "\x00" + f.Status
 	return store.Page(ctx, s.store, volume.Snapshots, store.PageRequest{Size: size, Token: token, Query: query}, keep, string(t.Project))
 }
+
+// ListAll returns a page of the snapshots within t (of all projects for the zero t), and the token of the next page.
+// Snapshots are sorted by project and ID.
+func (s *Service) ListAll(ctx context.Context, t cloud.Tenant, size int32, token string) ([]*cloud.Snapshot, string, error) {
+	keep := func(one *cloud.Snapshot) bool {
+		return !one.Deleted && t.Contains(cloud.Tenant{Org: one.Org, Project: one.Project})
+	}
+	req := store.PageRequest{Size: size, Token: token, Query: "all snapshots\x00" + t.String()}
+	return store.Page(ctx, s.store, volume.Snapshots, req, keep)
+}

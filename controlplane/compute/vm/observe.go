@@ -103,6 +103,15 @@ func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool
 	return false, nil
 }
 
+// Describe implements node.VMController.
+func (s *Service) Describe(r store.Reader, project cloud.ProjectID, id cloud.VMID) (string, error) {
+	vm, err := VMs.Get(r, string(project), string(id))
+	if err != nil || vm == nil {
+		return string(id), err
+	}
+	return vm.Tenant().String() + "/" + vm.Name, nil
+}
+
 func usesImage(vm *cloud.VM, sha256 string) bool {
 	is := func(i *cloud.ImageRef) bool { return i != nil && i.SHA256 == sha256 }
 	if is(vm.CDROM) || vm.Rescue != nil && is(vm.Rescue.Image) {

@@ -153,3 +153,27 @@ func (r *storageServer) FlattenVolume(ctx context.Context, in *storagev1.Flatten
 	out, err := r.s.Flatten(ctx, t, cloud.VolumeID(in.GetVolumeId()), rpc.BodyHash(in))
 	return respond(ctx, out, err)
 }
+
+func (r *storageServer) ListAllVolumes(ctx context.Context, in *storagev1.ListAllVolumesRequest) (*storagev1.ListAllVolumesResponse, error) {
+	if _, err := auth.Admit(ctx, storageService+"ListAllVolumes", "", ""); err != nil {
+		return nil, err
+	}
+	t, err := cloud.ParseTenant(in.GetOrgId(), in.GetProjectId())
+	if err != nil {
+		return nil, err
+	}
+	if in.GetNodeId() != "" {
+		if err := cloud.CheckUUID("node_id", in.GetNodeId()); err != nil {
+			return nil, err
+		}
+	}
+	all, next, err := r.s.ListAll(ctx, t, cloud.NodeID(in.GetNodeId()), in.GetPageSize(), in.GetPageToken())
+	if err != nil {
+		return nil, err
+	}
+	out := &storagev1.ListAllVolumesResponse{NextPageToken: next}
+	for _, v := range all {
+		out.Volumes = append(out.Volumes, convert.Volume(v))
+	}
+	return out, nil
+}

@@ -187,6 +187,16 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token st
 	return store.Page(ctx, s.store, Volumes, store.PageRequest{Size: size, Token: token, Query: query}, keep, string(t.Project))
 }
 
+// ListAll returns a page of the volumes within t (of all projects for the zero t), and the token of the next page. If
+// host is not empty, it returns only volumes that are bound to this host. Volumes are sorted by project and ID.
+func (s *Service) ListAll(
+	ctx context.Context, t cloud.Tenant, host cloud.NodeID, size int32, token string,
+) ([]*cloud.Volume, string, error) {
+	keep := func(v *cloud.Volume) bool { return t.Contains(v.Tenant()) && (host == "" || v.Node == host) }
+	req := store.PageRequest{Size: size, Token: token, Query: "all volumes\x00" + t.String() + "\x00" + string(host)}
+	return store.Page(ctx, s.store, Volumes, req, keep)
+}
+
 // save stores a changed volume. The parameter before is the volume's generation before the change. If the generation
 // has changed, save also writes the volume's Bound record, so that the leader sends the new desired state to the
 // volume's host, and during a migration of the VM also to the other host.

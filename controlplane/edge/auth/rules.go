@@ -108,6 +108,7 @@ var rules = map[Method]Rule{
 
 	imageData + "ListUploadedParts": {OfOrg, write},
 	imageData + "DownloadImage":     {OfOrg, read},
+	imageData + "ListAllImages":     {Nowhere, nil},
 
 	volumes + "CreateVolume":           {OfProject, write},
 	volumes + "GetVolume":              {OfProject, read},
@@ -116,13 +117,15 @@ var rules = map[Method]Rule{
 	volumes + "ResizeVolume":           {OfProject, write},
 	volumes + "RegisterExternalVolume": {OfProject, nil},
 
-	storageVolumes + "UpdateVolume":  {OfProject, write},
-	storageVolumes + "FlattenVolume": {OfProject, write},
+	storageVolumes + "UpdateVolume":   {OfProject, write},
+	storageVolumes + "FlattenVolume":  {OfProject, write},
+	storageVolumes + "ListAllVolumes": {Nowhere, nil},
 
 	snapshots + "CreateSnapshot":           {OfProject, write},
 	snapshots + "CreateVmSnapshots":        {OfProject, write},
 	snapshots + "GetSnapshot":              {OfProject, read},
 	snapshots + "ListSnapshots":            {OfProject, read},
+	snapshots + "ListAllSnapshots":         {Nowhere, nil},
 	snapshots + "DeleteSnapshot":           {OfProject, write},
 	snapshots + "CreateVolumeFromSnapshot": {OfProject, write},
 	snapshots + "ExportSnapshot":           {OfProject, write},
@@ -136,16 +139,19 @@ var rules = map[Method]Rule{
 	networks + "CreateVpc":               {OfProject, write},
 	networks + "GetVpc":                  {OfProject, read},
 	networks + "ListVpcs":                {OfProject, read},
+	networks + "ListAllVpcs":             {Nowhere, nil},
 	networks + "UpdateVpc":               {OfProject, write},
 	networks + "DeleteVpc":               {OfProject, write},
 	networks + "CreateSubnet":            {OfProject, write},
 	networks + "GetSubnet":               {OfProject, read},
 	networks + "ListSubnets":             {OfProject, read},
+	networks + "ListAllSubnets":          {Nowhere, nil},
 	networks + "UpdateSubnet":            {OfProject, write},
 	networks + "DeleteSubnet":            {OfProject, write},
 	networks + "CreatePort":              {OfProject, write},
 	networks + "GetPort":                 {OfProject, read},
 	networks + "ListPorts":               {OfProject, read},
+	networks + "ListAllPorts":            {Nowhere, nil},
 	networks + "UpdatePort":              {OfProject, write},
 	networks + "DeletePort":              {OfProject, write},
 	networks + "CreateSecurityGroup":     {OfProject, write},
@@ -257,9 +263,20 @@ var rules = map[Method]Rule{
 	identity + "SetQuota":      {OfProjectOrOrg, nil},
 	identity + "GetQuota":      {OfProjectOrOrg, look},
 
+	identity + "GetDefaultQuota": {Nowhere, anyProven},
+	identity + "SetDefaultQuota": {Nowhere, nil},
+
 	identity + "BindRole":     {OfPlace, manage},
 	identity + "UnbindRole":   {OfPlace, manage},
 	identity + "ListBindings": {OfPlace, manage},
+
+	identity + "CreateGroup":       {OfPlace, govern},
+	identity + "GetGroup":          {OfPlace, govern},
+	identity + "ListGroups":        {OfPlace, govern},
+	identity + "DeleteGroup":       {OfPlace, govern},
+	identity + "AddGroupMember":    {OfPlace, govern},
+	identity + "RemoveGroupMember": {OfPlace, govern},
+	identity + "ListGroupMembers":  {OfPlace, govern},
 
 	// These methods concern only the caller's own invitations.
 	identity + "ListInvitations":   {Nowhere, anyProven},

@@ -47,7 +47,7 @@ const (
 
 type IssueTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The ID of a user, or of a service account with its secret as password.
+	// The ID of a user, or the ID or the username (NAME@ORG/PROJECT) of a service account with its secret as password.
 	Username string `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
 	Password string `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
 	// 0 means 3600; at most 2592000 (30 days).
@@ -621,7 +621,9 @@ type WhoAmIResponse struct {
 	DefaultOrgId     string `protobuf:"bytes,10,opt,name=default_org_id,json=defaultOrgId,proto3" json:"default_org_id,omitempty"`
 	DefaultProjectId string `protobuf:"bytes,11,opt,name=default_project_id,json=defaultProjectId,proto3" json:"default_project_id,omitempty"`
 	// The org that the user belongs to; empty for none.
-	HomeOrgId     string `protobuf:"bytes,12,opt,name=home_org_id,json=homeOrgId,proto3" json:"home_org_id,omitempty"`
+	HomeOrgId string `protobuf:"bytes,12,opt,name=home_org_id,json=homeOrgId,proto3" json:"home_org_id,omitempty"`
+	// The groups that the user is in. bindings contains their roles too.
+	Groups        []*Group `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -740,6 +742,13 @@ func (x *WhoAmIResponse) GetHomeOrgId() string {
 	return ""
 }
 
+func (x *WhoAmIResponse) GetGroups() []*Group {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
 type RevokeTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one of the two.
@@ -795,7 +804,7 @@ func (x *RevokeTokenRequest) GetTokenId() string {
 
 type RevokeTokensRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A user or a service account.
+	// A user, or a service account by its ID or its username.
 	UserId        string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -842,7 +851,7 @@ type User struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Without roles in orgs and projects that no longer exist.
+	// The user's own roles, without those in orgs and projects that no longer exist.
 	Bindings []*Binding `protobuf:"bytes,3,rep,name=bindings,proto3" json:"bindings,omitempty"`
 	// Whether the user has a credential.
 	Registered bool  `protobuf:"varint,4,opt,name=registered,proto3" json:"registered,omitempty"`
@@ -854,7 +863,9 @@ type User struct {
 	Identities  []*Identity `protobuf:"bytes,9,rep,name=identities,proto3" json:"identities,omitempty"`
 	// The org that the user belongs to, whose administrators give it roles in the org without an invitation; empty for
 	// none.
-	OrgId         string `protobuf:"bytes,10,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	OrgId string `protobuf:"bytes,10,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	// The groups that the user is in, whose roles it has too.
+	Groups        []*GroupRef `protobuf:"bytes,11,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -959,6 +970,670 @@ func (x *User) GetOrgId() string {
 	return ""
 }
 
+func (x *User) GetGroups() []*GroupRef {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+// GroupRef identifies a group.
+type GroupRef struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	GroupId       string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupRef) Reset() {
+	*x = GroupRef{}
+	mi := &file_identity_v1_identity_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupRef) ProtoMessage() {}
+
+func (x *GroupRef) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupRef.ProtoReflect.Descriptor instead.
+func (*GroupRef) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GroupRef) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *GroupRef) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+// Group is a set of users of an org. Its members have its roles.
+type Group struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Chosen by the caller, unique in the org.
+	Id    string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	OrgId string `protobuf:"bytes,2,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	Name  string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Roles in the org and its projects, without those in projects that no longer exist.
+	Bindings      []*Binding `protobuf:"bytes,4,rep,name=bindings,proto3" json:"bindings,omitempty"`
+	CreatedAt     int64      `protobuf:"varint,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedBy     string     `protobuf:"bytes,6,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Group) Reset() {
+	*x = Group{}
+	mi := &file_identity_v1_identity_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Group) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Group) ProtoMessage() {}
+
+func (x *Group) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Group.ProtoReflect.Descriptor instead.
+func (*Group) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Group) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Group) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *Group) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Group) GetBindings() []*Binding {
+	if x != nil {
+		return x.Bindings
+	}
+	return nil
+}
+
+func (x *Group) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *Group) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+type CreateGroupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	OrgId string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Empty: the ID.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateGroupRequest) Reset() {
+	*x = CreateGroupRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateGroupRequest) ProtoMessage() {}
+
+func (x *CreateGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateGroupRequest.ProtoReflect.Descriptor instead.
+func (*CreateGroupRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CreateGroupRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *CreateGroupRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *CreateGroupRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type GetGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetGroupRequest) Reset() {
+	*x = GetGroupRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetGroupRequest) ProtoMessage() {}
+
+func (x *GetGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetGroupRequest.ProtoReflect.Descriptor instead.
+func (*GetGroupRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *GetGroupRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *GetGroupRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ListGroupsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	PageSize      int32                  `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGroupsRequest) Reset() {
+	*x = ListGroupsRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGroupsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGroupsRequest) ProtoMessage() {}
+
+func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
+func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListGroupsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListGroupsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListGroupsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListGroupsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Groups        []*Group               `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGroupsResponse) Reset() {
+	*x = ListGroupsResponse{}
+	mi := &file_identity_v1_identity_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGroupsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGroupsResponse) ProtoMessage() {}
+
+func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
+func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ListGroupsResponse) GetGroups() []*Group {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *ListGroupsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type DeleteGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteGroupRequest) Reset() {
+	*x = DeleteGroupRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteGroupRequest) ProtoMessage() {}
+
+func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
+func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DeleteGroupRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *DeleteGroupRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type AddGroupMemberRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	GroupId       string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	UserId        string                 `protobuf:"bytes,3,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddGroupMemberRequest) Reset() {
+	*x = AddGroupMemberRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddGroupMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddGroupMemberRequest) ProtoMessage() {}
+
+func (x *AddGroupMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddGroupMemberRequest.ProtoReflect.Descriptor instead.
+func (*AddGroupMemberRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *AddGroupMemberRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *AddGroupMemberRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *AddGroupMemberRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+type RemoveGroupMemberRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	GroupId       string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	UserId        string                 `protobuf:"bytes,3,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveGroupMemberRequest) Reset() {
+	*x = RemoveGroupMemberRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveGroupMemberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveGroupMemberRequest) ProtoMessage() {}
+
+func (x *RemoveGroupMemberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveGroupMemberRequest.ProtoReflect.Descriptor instead.
+func (*RemoveGroupMemberRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RemoveGroupMemberRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *RemoveGroupMemberRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *RemoveGroupMemberRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+type ListGroupMembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	GroupId       string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	PageSize      int32                  `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGroupMembersRequest) Reset() {
+	*x = ListGroupMembersRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGroupMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGroupMembersRequest) ProtoMessage() {}
+
+func (x *ListGroupMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGroupMembersRequest.ProtoReflect.Descriptor instead.
+func (*ListGroupMembersRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListGroupMembersRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListGroupMembersRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *ListGroupMembersRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListGroupMembersRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListGroupMembersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	UserIds       []string               `protobuf:"bytes,1,rep,name=user_ids,json=userIds,proto3" json:"user_ids,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGroupMembersResponse) Reset() {
+	*x = ListGroupMembersResponse{}
+	mi := &file_identity_v1_identity_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGroupMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGroupMembersResponse) ProtoMessage() {}
+
+func (x *ListGroupMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGroupMembersResponse.ProtoReflect.Descriptor instead.
+func (*ListGroupMembersResponse) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ListGroupMembersResponse) GetUserIds() []string {
+	if x != nil {
+		return x.UserIds
+	}
+	return nil
+}
+
+func (x *ListGroupMembersResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 // Identity is an account at an external OpenID provider.
 type Identity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -972,7 +1647,7 @@ type Identity struct {
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_identity_v1_identity_proto_msgTypes[13]
+	mi := &file_identity_v1_identity_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1659,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[13]
+	mi := &file_identity_v1_identity_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1672,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{13}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Identity) GetProvider() string {
@@ -1028,7 +1703,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_identity_v1_identity_proto_msgTypes[14]
+	mi := &file_identity_v1_identity_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1715,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[14]
+	mi := &file_identity_v1_identity_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1728,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{14}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Binding) GetRole() string {
@@ -1090,7 +1765,7 @@ type CreateUserRequest struct {
 
 func (x *CreateUserRequest) Reset() {
 	*x = CreateUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[15]
+	mi := &file_identity_v1_identity_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1777,7 @@ func (x *CreateUserRequest) String() string {
 func (*CreateUserRequest) ProtoMessage() {}
 
 func (x *CreateUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[15]
+	mi := &file_identity_v1_identity_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1790,7 @@ func (x *CreateUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateUserRequest.ProtoReflect.Descriptor instead.
 func (*CreateUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{15}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateUserRequest) GetId() string {
@@ -1140,15 +1815,16 @@ func (x *CreateUserRequest) GetOrgId() string {
 }
 
 type GetUserRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ID of a user or service account, or the username of a service account.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetUserRequest) Reset() {
 	*x = GetUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[16]
+	mi := &file_identity_v1_identity_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1836,7 @@ func (x *GetUserRequest) String() string {
 func (*GetUserRequest) ProtoMessage() {}
 
 func (x *GetUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[16]
+	mi := &file_identity_v1_identity_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1849,7 @@ func (x *GetUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetUserRequest.ProtoReflect.Descriptor instead.
 func (*GetUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{16}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetUserRequest) GetId() string {
@@ -1193,7 +1869,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[17]
+	mi := &file_identity_v1_identity_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1881,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[17]
+	mi := &file_identity_v1_identity_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1894,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{17}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListUsersRequest) GetPageSize() int32 {
@@ -1245,7 +1921,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[18]
+	mi := &file_identity_v1_identity_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1933,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[18]
+	mi := &file_identity_v1_identity_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1946,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{18}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -1296,7 +1972,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	mi := &file_identity_v1_identity_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1984,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	mi := &file_identity_v1_identity_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1997,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{19}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DisableUserRequest) GetUserId() string {
@@ -1340,7 +2016,7 @@ type EnableUserRequest struct {
 
 func (x *EnableUserRequest) Reset() {
 	*x = EnableUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[20]
+	mi := &file_identity_v1_identity_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +2028,7 @@ func (x *EnableUserRequest) String() string {
 func (*EnableUserRequest) ProtoMessage() {}
 
 func (x *EnableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[20]
+	mi := &file_identity_v1_identity_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +2041,7 @@ func (x *EnableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnableUserRequest.ProtoReflect.Descriptor instead.
 func (*EnableUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{20}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EnableUserRequest) GetUserId() string {
@@ -1384,7 +2060,7 @@ type DeleteUserRequest struct {
 
 func (x *DeleteUserRequest) Reset() {
 	*x = DeleteUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[21]
+	mi := &file_identity_v1_identity_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +2072,7 @@ func (x *DeleteUserRequest) String() string {
 func (*DeleteUserRequest) ProtoMessage() {}
 
 func (x *DeleteUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[21]
+	mi := &file_identity_v1_identity_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +2085,7 @@ func (x *DeleteUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteUserRequest.ProtoReflect.Descriptor instead.
 func (*DeleteUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{21}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteUserRequest) GetUserId() string {
@@ -1432,7 +2108,7 @@ type SetPasswordRequest struct {
 
 func (x *SetPasswordRequest) Reset() {
 	*x = SetPasswordRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[22]
+	mi := &file_identity_v1_identity_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1444,7 +2120,7 @@ func (x *SetPasswordRequest) String() string {
 func (*SetPasswordRequest) ProtoMessage() {}
 
 func (x *SetPasswordRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[22]
+	mi := &file_identity_v1_identity_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1457,7 +2133,7 @@ func (x *SetPasswordRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPasswordRequest.ProtoReflect.Descriptor instead.
 func (*SetPasswordRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{22}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetPasswordRequest) GetUserId() string {
@@ -1491,7 +2167,7 @@ type LinkIdentityRequest struct {
 
 func (x *LinkIdentityRequest) Reset() {
 	*x = LinkIdentityRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[23]
+	mi := &file_identity_v1_identity_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +2179,7 @@ func (x *LinkIdentityRequest) String() string {
 func (*LinkIdentityRequest) ProtoMessage() {}
 
 func (x *LinkIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[23]
+	mi := &file_identity_v1_identity_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +2192,7 @@ func (x *LinkIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkIdentityRequest.ProtoReflect.Descriptor instead.
 func (*LinkIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{23}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LinkIdentityRequest) GetUserId() string {
@@ -1543,7 +2219,7 @@ type UnlinkIdentityRequest struct {
 
 func (x *UnlinkIdentityRequest) Reset() {
 	*x = UnlinkIdentityRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[24]
+	mi := &file_identity_v1_identity_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +2231,7 @@ func (x *UnlinkIdentityRequest) String() string {
 func (*UnlinkIdentityRequest) ProtoMessage() {}
 
 func (x *UnlinkIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[24]
+	mi := &file_identity_v1_identity_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +2244,7 @@ func (x *UnlinkIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnlinkIdentityRequest.ProtoReflect.Descriptor instead.
 func (*UnlinkIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{24}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UnlinkIdentityRequest) GetUserId() string {
@@ -1586,16 +2262,18 @@ func (x *UnlinkIdentityRequest) GetIdentity() *Identity {
 }
 
 type BindRoleRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	Binding       *Binding               `protobuf:"bytes,2,opt,name=binding,proto3" json:"binding,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one of user_id and group_id.
+	UserId        string   `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	Binding       *Binding `protobuf:"bytes,2,opt,name=binding,proto3" json:"binding,omitempty"`
+	GroupId       string   `protobuf:"bytes,3,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BindRoleRequest) Reset() {
 	*x = BindRoleRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[25]
+	mi := &file_identity_v1_identity_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +2285,7 @@ func (x *BindRoleRequest) String() string {
 func (*BindRoleRequest) ProtoMessage() {}
 
 func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[25]
+	mi := &file_identity_v1_identity_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +2298,7 @@ func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRoleRequest.ProtoReflect.Descriptor instead.
 func (*BindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{25}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *BindRoleRequest) GetUserId() string {
@@ -1637,6 +2315,13 @@ func (x *BindRoleRequest) GetBinding() *Binding {
 	return nil
 }
 
+func (x *BindRoleRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
 type BindRoleResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Set when the role is an invitation, which has no effect until the user accepts it.
@@ -1647,7 +2332,7 @@ type BindRoleResponse struct {
 
 func (x *BindRoleResponse) Reset() {
 	*x = BindRoleResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	mi := &file_identity_v1_identity_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +2344,7 @@ func (x *BindRoleResponse) String() string {
 func (*BindRoleResponse) ProtoMessage() {}
 
 func (x *BindRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	mi := &file_identity_v1_identity_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +2357,7 @@ func (x *BindRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRoleResponse.ProtoReflect.Descriptor instead.
 func (*BindRoleResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{26}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *BindRoleResponse) GetPending() bool {
@@ -1683,16 +2368,18 @@ func (x *BindRoleResponse) GetPending() bool {
 }
 
 type UnbindRoleRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	Binding       *Binding               `protobuf:"bytes,2,opt,name=binding,proto3" json:"binding,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one of user_id and group_id.
+	UserId        string   `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	Binding       *Binding `protobuf:"bytes,2,opt,name=binding,proto3" json:"binding,omitempty"`
+	GroupId       string   `protobuf:"bytes,3,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UnbindRoleRequest) Reset() {
 	*x = UnbindRoleRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[27]
+	mi := &file_identity_v1_identity_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +2391,7 @@ func (x *UnbindRoleRequest) String() string {
 func (*UnbindRoleRequest) ProtoMessage() {}
 
 func (x *UnbindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[27]
+	mi := &file_identity_v1_identity_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +2404,7 @@ func (x *UnbindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnbindRoleRequest.ProtoReflect.Descriptor instead.
 func (*UnbindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{27}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UnbindRoleRequest) GetUserId() string {
@@ -1734,6 +2421,13 @@ func (x *UnbindRoleRequest) GetBinding() *Binding {
 	return nil
 }
 
+func (x *UnbindRoleRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
 type ListBindingsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -1746,7 +2440,7 @@ type ListBindingsRequest struct {
 
 func (x *ListBindingsRequest) Reset() {
 	*x = ListBindingsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[28]
+	mi := &file_identity_v1_identity_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +2452,7 @@ func (x *ListBindingsRequest) String() string {
 func (*ListBindingsRequest) ProtoMessage() {}
 
 func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[28]
+	mi := &file_identity_v1_identity_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +2465,7 @@ func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsRequest.ProtoReflect.Descriptor instead.
 func (*ListBindingsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{28}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListBindingsRequest) GetOrgId() string {
@@ -1803,20 +2497,25 @@ func (x *ListBindingsRequest) GetPageToken() string {
 }
 
 type Grant struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	UserId  string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
-	Binding *Binding               `protobuf:"bytes,2,opt,name=binding,proto3" json:"binding,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty for a role of a group.
+	UserId  string   `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	Binding *Binding `protobuf:"bytes,2,opt,name=binding,proto3" json:"binding,omitempty"`
 	// Set for an invitation, which has no effect until the user accepts it.
 	Pending bool `protobuf:"varint,3,opt,name=pending,proto3" json:"pending,omitempty"`
 	// When an invitation ends.
-	ExpiresAt     int64 `protobuf:"varint,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	ExpiresAt int64 `protobuf:"varint,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The group that has the role. Empty for a role of a user.
+	GroupId string `protobuf:"bytes,5,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	// The username of a service account. Empty for users.
+	Username      string `protobuf:"bytes,6,opt,name=username,proto3" json:"username,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_identity_v1_identity_proto_msgTypes[29]
+	mi := &file_identity_v1_identity_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2527,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[29]
+	mi := &file_identity_v1_identity_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2540,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{29}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Grant) GetUserId() string {
@@ -1872,6 +2571,20 @@ func (x *Grant) GetExpiresAt() int64 {
 	return 0
 }
 
+func (x *Grant) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *Grant) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
 type ListBindingsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Grants        []*Grant               `protobuf:"bytes,1,rep,name=grants,proto3" json:"grants,omitempty"`
@@ -1882,7 +2595,7 @@ type ListBindingsResponse struct {
 
 func (x *ListBindingsResponse) Reset() {
 	*x = ListBindingsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[30]
+	mi := &file_identity_v1_identity_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +2607,7 @@ func (x *ListBindingsResponse) String() string {
 func (*ListBindingsResponse) ProtoMessage() {}
 
 func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[30]
+	mi := &file_identity_v1_identity_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +2620,7 @@ func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsResponse.ProtoReflect.Descriptor instead.
 func (*ListBindingsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{30}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListBindingsResponse) GetGrants() []*Grant {
@@ -1938,7 +2651,7 @@ type Invitation struct {
 
 func (x *Invitation) Reset() {
 	*x = Invitation{}
-	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	mi := &file_identity_v1_identity_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2663,7 @@ func (x *Invitation) String() string {
 func (*Invitation) ProtoMessage() {}
 
 func (x *Invitation) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	mi := &file_identity_v1_identity_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2676,7 @@ func (x *Invitation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invitation.ProtoReflect.Descriptor instead.
 func (*Invitation) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{31}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Invitation) GetBinding() *Binding {
@@ -2004,7 +2717,7 @@ type ListInvitationsRequest struct {
 
 func (x *ListInvitationsRequest) Reset() {
 	*x = ListInvitationsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[32]
+	mi := &file_identity_v1_identity_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2729,7 @@ func (x *ListInvitationsRequest) String() string {
 func (*ListInvitationsRequest) ProtoMessage() {}
 
 func (x *ListInvitationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[32]
+	mi := &file_identity_v1_identity_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2742,7 @@ func (x *ListInvitationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitationsRequest.ProtoReflect.Descriptor instead.
 func (*ListInvitationsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{32}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListInvitationsRequest) GetPageSize() int32 {
@@ -2056,7 +2769,7 @@ type ListInvitationsResponse struct {
 
 func (x *ListInvitationsResponse) Reset() {
 	*x = ListInvitationsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[33]
+	mi := &file_identity_v1_identity_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2781,7 @@ func (x *ListInvitationsResponse) String() string {
 func (*ListInvitationsResponse) ProtoMessage() {}
 
 func (x *ListInvitationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[33]
+	mi := &file_identity_v1_identity_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2794,7 @@ func (x *ListInvitationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitationsResponse.ProtoReflect.Descriptor instead.
 func (*ListInvitationsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{33}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListInvitationsResponse) GetInvitations() []*Invitation {
@@ -2107,7 +2820,7 @@ type AcceptInvitationRequest struct {
 
 func (x *AcceptInvitationRequest) Reset() {
 	*x = AcceptInvitationRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[34]
+	mi := &file_identity_v1_identity_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2832,7 @@ func (x *AcceptInvitationRequest) String() string {
 func (*AcceptInvitationRequest) ProtoMessage() {}
 
 func (x *AcceptInvitationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[34]
+	mi := &file_identity_v1_identity_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2845,7 @@ func (x *AcceptInvitationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptInvitationRequest.ProtoReflect.Descriptor instead.
 func (*AcceptInvitationRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{34}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AcceptInvitationRequest) GetBinding() *Binding {
@@ -2151,7 +2864,7 @@ type DeclineInvitationRequest struct {
 
 func (x *DeclineInvitationRequest) Reset() {
 	*x = DeclineInvitationRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[35]
+	mi := &file_identity_v1_identity_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2876,7 @@ func (x *DeclineInvitationRequest) String() string {
 func (*DeclineInvitationRequest) ProtoMessage() {}
 
 func (x *DeclineInvitationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[35]
+	mi := &file_identity_v1_identity_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2889,7 @@ func (x *DeclineInvitationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclineInvitationRequest.ProtoReflect.Descriptor instead.
 func (*DeclineInvitationRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{35}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeclineInvitationRequest) GetBinding() *Binding {
@@ -2198,14 +2911,17 @@ type ServiceAccount struct {
 	CreatedAt int64    `protobuf:"varint,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	CreatedBy string   `protobuf:"bytes,7,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
 	// 0: never.
-	ExpiresAt     int64 `protobuf:"varint,8,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	ExpiresAt int64 `protobuf:"varint,8,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// name@org_id/project_id, which calls accept in place of the ID: IssueToken, RevokeTokens, GetUser and
+	// ListAuditRecords.
+	Username      string `protobuf:"bytes,9,opt,name=username,proto3" json:"username,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServiceAccount) Reset() {
 	*x = ServiceAccount{}
-	mi := &file_identity_v1_identity_proto_msgTypes[36]
+	mi := &file_identity_v1_identity_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2217,7 +2933,7 @@ func (x *ServiceAccount) String() string {
 func (*ServiceAccount) ProtoMessage() {}
 
 func (x *ServiceAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[36]
+	mi := &file_identity_v1_identity_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2946,7 @@ func (x *ServiceAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceAccount.ProtoReflect.Descriptor instead.
 func (*ServiceAccount) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{36}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ServiceAccount) GetId() string {
@@ -2289,6 +3005,13 @@ func (x *ServiceAccount) GetExpiresAt() int64 {
 	return 0
 }
 
+func (x *ServiceAccount) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
 type CreateServiceAccountRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -2305,7 +3028,7 @@ type CreateServiceAccountRequest struct {
 
 func (x *CreateServiceAccountRequest) Reset() {
 	*x = CreateServiceAccountRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[37]
+	mi := &file_identity_v1_identity_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +3040,7 @@ func (x *CreateServiceAccountRequest) String() string {
 func (*CreateServiceAccountRequest) ProtoMessage() {}
 
 func (x *CreateServiceAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[37]
+	mi := &file_identity_v1_identity_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +3053,7 @@ func (x *CreateServiceAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceAccountRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceAccountRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{37}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreateServiceAccountRequest) GetOrgId() string {
@@ -2379,7 +3102,7 @@ type CreateServiceAccountResponse struct {
 
 func (x *CreateServiceAccountResponse) Reset() {
 	*x = CreateServiceAccountResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[38]
+	mi := &file_identity_v1_identity_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +3114,7 @@ func (x *CreateServiceAccountResponse) String() string {
 func (*CreateServiceAccountResponse) ProtoMessage() {}
 
 func (x *CreateServiceAccountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[38]
+	mi := &file_identity_v1_identity_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +3127,7 @@ func (x *CreateServiceAccountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceAccountResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceAccountResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{38}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateServiceAccountResponse) GetAccount() *ServiceAccount {
@@ -2433,7 +3156,7 @@ type ListServiceAccountsRequest struct {
 
 func (x *ListServiceAccountsRequest) Reset() {
 	*x = ListServiceAccountsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[39]
+	mi := &file_identity_v1_identity_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2445,7 +3168,7 @@ func (x *ListServiceAccountsRequest) String() string {
 func (*ListServiceAccountsRequest) ProtoMessage() {}
 
 func (x *ListServiceAccountsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[39]
+	mi := &file_identity_v1_identity_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2458,7 +3181,7 @@ func (x *ListServiceAccountsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceAccountsRequest.ProtoReflect.Descriptor instead.
 func (*ListServiceAccountsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{39}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListServiceAccountsRequest) GetOrgId() string {
@@ -2499,7 +3222,7 @@ type ListServiceAccountsResponse struct {
 
 func (x *ListServiceAccountsResponse) Reset() {
 	*x = ListServiceAccountsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[40]
+	mi := &file_identity_v1_identity_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +3234,7 @@ func (x *ListServiceAccountsResponse) String() string {
 func (*ListServiceAccountsResponse) ProtoMessage() {}
 
 func (x *ListServiceAccountsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[40]
+	mi := &file_identity_v1_identity_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +3247,7 @@ func (x *ListServiceAccountsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceAccountsResponse.ProtoReflect.Descriptor instead.
 func (*ListServiceAccountsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{40}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListServiceAccountsResponse) GetAccounts() []*ServiceAccount {
@@ -2552,7 +3275,7 @@ type DeleteServiceAccountRequest struct {
 
 func (x *DeleteServiceAccountRequest) Reset() {
 	*x = DeleteServiceAccountRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[41]
+	mi := &file_identity_v1_identity_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +3287,7 @@ func (x *DeleteServiceAccountRequest) String() string {
 func (*DeleteServiceAccountRequest) ProtoMessage() {}
 
 func (x *DeleteServiceAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[41]
+	mi := &file_identity_v1_identity_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +3300,7 @@ func (x *DeleteServiceAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceAccountRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceAccountRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{41}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteServiceAccountRequest) GetOrgId() string {
@@ -2612,7 +3335,7 @@ type Org struct {
 
 func (x *Org) Reset() {
 	*x = Org{}
-	mi := &file_identity_v1_identity_proto_msgTypes[42]
+	mi := &file_identity_v1_identity_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2624,7 +3347,7 @@ func (x *Org) String() string {
 func (*Org) ProtoMessage() {}
 
 func (x *Org) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[42]
+	mi := &file_identity_v1_identity_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2637,7 +3360,7 @@ func (x *Org) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Org.ProtoReflect.Descriptor instead.
 func (*Org) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{42}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Org) GetId() string {
@@ -2672,7 +3395,7 @@ type CreateOrgRequest struct {
 
 func (x *CreateOrgRequest) Reset() {
 	*x = CreateOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[43]
+	mi := &file_identity_v1_identity_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +3407,7 @@ func (x *CreateOrgRequest) String() string {
 func (*CreateOrgRequest) ProtoMessage() {}
 
 func (x *CreateOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[43]
+	mi := &file_identity_v1_identity_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +3420,7 @@ func (x *CreateOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateOrgRequest.ProtoReflect.Descriptor instead.
 func (*CreateOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{43}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreateOrgRequest) GetId() string {
@@ -2723,7 +3446,7 @@ type GetOrgRequest struct {
 
 func (x *GetOrgRequest) Reset() {
 	*x = GetOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[44]
+	mi := &file_identity_v1_identity_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +3458,7 @@ func (x *GetOrgRequest) String() string {
 func (*GetOrgRequest) ProtoMessage() {}
 
 func (x *GetOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[44]
+	mi := &file_identity_v1_identity_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +3471,7 @@ func (x *GetOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOrgRequest.ProtoReflect.Descriptor instead.
 func (*GetOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{44}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GetOrgRequest) GetId() string {
@@ -2768,7 +3491,7 @@ type ListOrgsRequest struct {
 
 func (x *ListOrgsRequest) Reset() {
 	*x = ListOrgsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[45]
+	mi := &file_identity_v1_identity_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2780,7 +3503,7 @@ func (x *ListOrgsRequest) String() string {
 func (*ListOrgsRequest) ProtoMessage() {}
 
 func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[45]
+	mi := &file_identity_v1_identity_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2793,7 +3516,7 @@ func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsRequest.ProtoReflect.Descriptor instead.
 func (*ListOrgsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{45}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListOrgsRequest) GetPageSize() int32 {
@@ -2820,7 +3543,7 @@ type ListOrgsResponse struct {
 
 func (x *ListOrgsResponse) Reset() {
 	*x = ListOrgsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[46]
+	mi := &file_identity_v1_identity_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +3555,7 @@ func (x *ListOrgsResponse) String() string {
 func (*ListOrgsResponse) ProtoMessage() {}
 
 func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[46]
+	mi := &file_identity_v1_identity_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +3568,7 @@ func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsResponse.ProtoReflect.Descriptor instead.
 func (*ListOrgsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{46}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListOrgsResponse) GetOrgs() []*Org {
@@ -2871,7 +3594,7 @@ type DeleteOrgRequest struct {
 
 func (x *DeleteOrgRequest) Reset() {
 	*x = DeleteOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[47]
+	mi := &file_identity_v1_identity_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +3606,7 @@ func (x *DeleteOrgRequest) String() string {
 func (*DeleteOrgRequest) ProtoMessage() {}
 
 func (x *DeleteOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[47]
+	mi := &file_identity_v1_identity_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +3619,7 @@ func (x *DeleteOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteOrgRequest.ProtoReflect.Descriptor instead.
 func (*DeleteOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{47}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeleteOrgRequest) GetId() string {
@@ -2918,7 +3641,7 @@ type Project struct {
 
 func (x *Project) Reset() {
 	*x = Project{}
-	mi := &file_identity_v1_identity_proto_msgTypes[48]
+	mi := &file_identity_v1_identity_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2930,7 +3653,7 @@ func (x *Project) String() string {
 func (*Project) ProtoMessage() {}
 
 func (x *Project) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[48]
+	mi := &file_identity_v1_identity_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2943,7 +3666,7 @@ func (x *Project) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Project.ProtoReflect.Descriptor instead.
 func (*Project) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{48}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Project) GetId() string {
@@ -2980,7 +3703,8 @@ type CreateProjectRequest struct {
 	OrgId string                 `protobuf:"bytes,2,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
 	// Empty: the ID.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// Absent: unlimited.
+	// Absent limits are those of GetDefaultQuota. Only system:admin may exceed these; others get PERMISSION_DENIED
+	// (ABOVE_DEFAULT_QUOTA).
 	Quota         *Quota `protobuf:"bytes,4,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2988,7 +3712,7 @@ type CreateProjectRequest struct {
 
 func (x *CreateProjectRequest) Reset() {
 	*x = CreateProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[49]
+	mi := &file_identity_v1_identity_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3000,7 +3724,7 @@ func (x *CreateProjectRequest) String() string {
 func (*CreateProjectRequest) ProtoMessage() {}
 
 func (x *CreateProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[49]
+	mi := &file_identity_v1_identity_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3013,7 +3737,7 @@ func (x *CreateProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateProjectRequest.ProtoReflect.Descriptor instead.
 func (*CreateProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{49}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CreateProjectRequest) GetId() string {
@@ -3053,7 +3777,7 @@ type GetProjectRequest struct {
 
 func (x *GetProjectRequest) Reset() {
 	*x = GetProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[50]
+	mi := &file_identity_v1_identity_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3789,7 @@ func (x *GetProjectRequest) String() string {
 func (*GetProjectRequest) ProtoMessage() {}
 
 func (x *GetProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[50]
+	mi := &file_identity_v1_identity_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3802,7 @@ func (x *GetProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetProjectRequest.ProtoReflect.Descriptor instead.
 func (*GetProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{50}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetProjectRequest) GetId() string {
@@ -3099,7 +3823,7 @@ type ListProjectsRequest struct {
 
 func (x *ListProjectsRequest) Reset() {
 	*x = ListProjectsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[51]
+	mi := &file_identity_v1_identity_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3835,7 @@ func (x *ListProjectsRequest) String() string {
 func (*ListProjectsRequest) ProtoMessage() {}
 
 func (x *ListProjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[51]
+	mi := &file_identity_v1_identity_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3848,7 @@ func (x *ListProjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListProjectsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{51}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListProjectsRequest) GetOrgId() string {
@@ -3158,7 +3882,7 @@ type ListProjectsResponse struct {
 
 func (x *ListProjectsResponse) Reset() {
 	*x = ListProjectsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[52]
+	mi := &file_identity_v1_identity_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3170,7 +3894,7 @@ func (x *ListProjectsResponse) String() string {
 func (*ListProjectsResponse) ProtoMessage() {}
 
 func (x *ListProjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[52]
+	mi := &file_identity_v1_identity_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3183,7 +3907,7 @@ func (x *ListProjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListProjectsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{52}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListProjectsResponse) GetProjects() []*Project {
@@ -3211,7 +3935,7 @@ type DeleteProjectRequest struct {
 
 func (x *DeleteProjectRequest) Reset() {
 	*x = DeleteProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[53]
+	mi := &file_identity_v1_identity_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3223,7 +3947,7 @@ func (x *DeleteProjectRequest) String() string {
 func (*DeleteProjectRequest) ProtoMessage() {}
 
 func (x *DeleteProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[53]
+	mi := &file_identity_v1_identity_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3236,7 +3960,7 @@ func (x *DeleteProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteProjectRequest.ProtoReflect.Descriptor instead.
 func (*DeleteProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{53}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeleteProjectRequest) GetId() string {
@@ -3290,7 +4014,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	mi := &file_identity_v1_identity_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +4026,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	mi := &file_identity_v1_identity_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +4039,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{54}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Quota) GetVcpus() uint64 {
@@ -3457,7 +4181,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	mi := &file_identity_v1_identity_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3469,7 +4193,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	mi := &file_identity_v1_identity_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3482,7 +4206,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{55}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Usage) GetVcpus() uint64 {
@@ -3601,16 +4325,19 @@ type QuotaStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	OrgId string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
 	// Empty for the quota of an org.
-	ProjectId     string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
-	Quota         *Quota `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
-	Used          *Usage `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
+	ProjectId string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Quota     *Quota `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	Used      *Usage `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
+	// The quota and the usage of the project's org. Set in the response of GetQuota for a project, if the caller may also
+	// read the org's.
+	Org           *QuotaStatus `protobuf:"bytes,5,opt,name=org,proto3" json:"org,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *QuotaStatus) Reset() {
 	*x = QuotaStatus{}
-	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	mi := &file_identity_v1_identity_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3622,7 +4349,7 @@ func (x *QuotaStatus) String() string {
 func (*QuotaStatus) ProtoMessage() {}
 
 func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	mi := &file_identity_v1_identity_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3635,7 +4362,7 @@ func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaStatus.ProtoReflect.Descriptor instead.
 func (*QuotaStatus) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{56}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *QuotaStatus) GetOrgId() string {
@@ -3666,6 +4393,139 @@ func (x *QuotaStatus) GetUsed() *Usage {
 	return nil
 }
 
+func (x *QuotaStatus) GetOrg() *QuotaStatus {
+	if x != nil {
+		return x.Org
+	}
+	return nil
+}
+
+// DefaultQuota is the quota of new projects.
+type DefaultQuota struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Quota         *Quota                 `protobuf:"bytes,1,opt,name=quota,proto3" json:"quota,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DefaultQuota) Reset() {
+	*x = DefaultQuota{}
+	mi := &file_identity_v1_identity_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DefaultQuota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DefaultQuota) ProtoMessage() {}
+
+func (x *DefaultQuota) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DefaultQuota.ProtoReflect.Descriptor instead.
+func (*DefaultQuota) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *DefaultQuota) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+type GetDefaultQuotaRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDefaultQuotaRequest) Reset() {
+	*x = GetDefaultQuotaRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDefaultQuotaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDefaultQuotaRequest) ProtoMessage() {}
+
+func (x *GetDefaultQuotaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDefaultQuotaRequest.ProtoReflect.Descriptor instead.
+func (*GetDefaultQuotaRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{69}
+}
+
+type SetDefaultQuotaRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent limits are unlimited, unless the field says otherwise.
+	Quota         *Quota `protobuf:"bytes,1,opt,name=quota,proto3" json:"quota,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetDefaultQuotaRequest) Reset() {
+	*x = SetDefaultQuotaRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetDefaultQuotaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetDefaultQuotaRequest) ProtoMessage() {}
+
+func (x *SetDefaultQuotaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetDefaultQuotaRequest.ProtoReflect.Descriptor instead.
+func (*SetDefaultQuotaRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *SetDefaultQuotaRequest) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
 type SetQuotaRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	OrgId string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -3678,7 +4538,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[57]
+	mi := &file_identity_v1_identity_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +4550,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[57]
+	mi := &file_identity_v1_identity_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +4563,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{57}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SetQuotaRequest) GetOrgId() string {
@@ -3738,7 +4598,7 @@ type GetQuotaRequest struct {
 
 func (x *GetQuotaRequest) Reset() {
 	*x = GetQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[58]
+	mi := &file_identity_v1_identity_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3750,7 +4610,7 @@ func (x *GetQuotaRequest) String() string {
 func (*GetQuotaRequest) ProtoMessage() {}
 
 func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[58]
+	mi := &file_identity_v1_identity_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3763,7 +4623,7 @@ func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*GetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{58}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetQuotaRequest) GetOrgId() string {
@@ -3795,7 +4655,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_identity_v1_identity_proto_msgTypes[59]
+	mi := &file_identity_v1_identity_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3807,7 +4667,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[59]
+	mi := &file_identity_v1_identity_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3820,7 +4680,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{59}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Key) GetId() string {
@@ -3859,7 +4719,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[60]
+	mi := &file_identity_v1_identity_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3871,7 +4731,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[60]
+	mi := &file_identity_v1_identity_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3884,7 +4744,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{60}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{74}
 }
 
 type ListKeysResponse struct {
@@ -3896,7 +4756,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[61]
+	mi := &file_identity_v1_identity_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3908,7 +4768,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[61]
+	mi := &file_identity_v1_identity_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3921,7 +4781,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{61}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -3941,7 +4801,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[62]
+	mi := &file_identity_v1_identity_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3953,7 +4813,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[62]
+	mi := &file_identity_v1_identity_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3966,7 +4826,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{62}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RotateKeysRequest) GetForce() bool {
@@ -3985,7 +4845,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	mi := &file_identity_v1_identity_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3997,7 +4857,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	mi := &file_identity_v1_identity_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4010,7 +4870,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{63}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -4041,14 +4901,16 @@ type AuditRecord struct {
 	// The address that the call came from.
 	Address string `protobuf:"bytes,12,opt,name=address,proto3" json:"address,omitempty"`
 	// How many similar refusals this record stands for, which were not written because there were too many.
-	Suppressed    uint64 `protobuf:"varint,13,opt,name=suppressed,proto3" json:"suppressed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Suppressed uint64 `protobuf:"varint,13,opt,name=suppressed,proto3" json:"suppressed,omitempty"`
+	// The username of the principal, if it is a service account that exists.
+	PrincipalUsername string `protobuf:"bytes,14,opt,name=principal_username,json=principalUsername,proto3" json:"principal_username,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_identity_v1_identity_proto_msgTypes[64]
+	mi := &file_identity_v1_identity_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4922,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[64]
+	mi := &file_identity_v1_identity_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4935,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{64}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *AuditRecord) GetId() string {
@@ -4167,11 +5029,20 @@ func (x *AuditRecord) GetSuppressed() uint64 {
 	return 0
 }
 
+func (x *AuditRecord) GetPrincipalUsername() string {
+	if x != nil {
+		return x.PrincipalUsername
+	}
+	return ""
+}
+
 type ListAuditRecordsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// All filters are optional.
 	OrgId     string `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
 	ProjectId string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	// The ID of a user or service account, or the username of a service account. NOT_FOUND: there is no service account
+	// of this username in org_id.
 	Principal string `protobuf:"bytes,3,opt,name=principal,proto3" json:"principal,omitempty"`
 	// A method's full name, or its last part.
 	Method string `protobuf:"bytes,4,opt,name=method,proto3" json:"method,omitempty"`
@@ -4188,7 +5059,7 @@ type ListAuditRecordsRequest struct {
 
 func (x *ListAuditRecordsRequest) Reset() {
 	*x = ListAuditRecordsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[65]
+	mi := &file_identity_v1_identity_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +5071,7 @@ func (x *ListAuditRecordsRequest) String() string {
 func (*ListAuditRecordsRequest) ProtoMessage() {}
 
 func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[65]
+	mi := &file_identity_v1_identity_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +5084,7 @@ func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{65}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListAuditRecordsRequest) GetOrgId() string {
@@ -4289,7 +5160,7 @@ type ListAuditRecordsResponse struct {
 
 func (x *ListAuditRecordsResponse) Reset() {
 	*x = ListAuditRecordsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[66]
+	mi := &file_identity_v1_identity_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4301,7 +5172,7 @@ func (x *ListAuditRecordsResponse) String() string {
 func (*ListAuditRecordsResponse) ProtoMessage() {}
 
 func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[66]
+	mi := &file_identity_v1_identity_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4314,7 +5185,7 @@ func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{66}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListAuditRecordsResponse) GetRecords() []*AuditRecord {
@@ -4377,7 +5248,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x05valid\x18\x01 \x01(\bR\x05valid\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x123\n" +
 	"\x06holder\x18\x03 \x01(\v2\x1b.identity.v1.WhoAmIResponseR\x06holder\"\x0f\n" +
-	"\rWhoAmIRequest\"\x9a\x03\n" +
+	"\rWhoAmIRequest\"\xc6\x03\n" +
 	"\x0eWhoAmIResponse\x12!\n" +
 	"\fprincipal_id\x18\x01 \x01(\tR\vprincipalId\x12%\n" +
 	"\x0eprincipal_name\x18\x02 \x01(\tR\rprincipalName\x12\x12\n" +
@@ -4393,12 +5264,13 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x0edefault_org_id\x18\n" +
 	" \x01(\tR\fdefaultOrgId\x12,\n" +
 	"\x12default_project_id\x18\v \x01(\tR\x10defaultProjectId\x12\x1e\n" +
-	"\vhome_org_id\x18\f \x01(\tR\thomeOrgId\"E\n" +
+	"\vhome_org_id\x18\f \x01(\tR\thomeOrgId\x12*\n" +
+	"\x06groups\x18\r \x03(\v2\x12.identity.v1.GroupR\x06groups\"E\n" +
 	"\x12RevokeTokenRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\tR\atokenId\".\n" +
 	"\x13RevokeTokensRequest\x12\x17\n" +
-	"\auser_id\x18\x01 \x01(\tR\x06userId\"\xbc\x02\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\"\xeb\x02\n" +
 	"\x04User\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x120\n" +
@@ -4415,7 +5287,55 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"identities\x18\t \x03(\v2\x15.identity.v1.IdentityR\n" +
 	"identities\x12\x15\n" +
 	"\x06org_id\x18\n" +
-	" \x01(\tR\x05orgId\"@\n" +
+	" \x01(\tR\x05orgId\x12-\n" +
+	"\x06groups\x18\v \x03(\v2\x15.identity.v1.GroupRefR\x06groups\"<\n" +
+	"\bGroupRef\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\"\xb2\x01\n" +
+	"\x05Group\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x120\n" +
+	"\bbindings\x18\x04 \x03(\v2\x14.identity.v1.BindingR\bbindings\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x05 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x06 \x01(\tR\tcreatedBy\"O\n" +
+	"\x12CreateGroupRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"8\n" +
+	"\x0fGetGroupRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"f\n" +
+	"\x11ListGroupsRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"h\n" +
+	"\x12ListGroupsResponse\x12*\n" +
+	"\x06groups\x18\x01 \x03(\v2\x12.identity.v1.GroupR\x06groups\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\";\n" +
+	"\x12DeleteGroupRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"b\n" +
+	"\x15AddGroupMemberRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12\x17\n" +
+	"\auser_id\x18\x03 \x01(\tR\x06userId\"e\n" +
+	"\x18RemoveGroupMemberRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12\x17\n" +
+	"\auser_id\x18\x03 \x01(\tR\x06userId\"\x87\x01\n" +
+	"\x17ListGroupMembersRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"]\n" +
+	"\x18ListGroupMembersResponse\x12\x19\n" +
+	"\buser_ids\x18\x01 \x03(\tR\auserIds\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"@\n" +
 	"\bIdentity\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\"S\n" +
@@ -4452,28 +5372,32 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\bidentity\x18\x02 \x01(\v2\x15.identity.v1.IdentityR\bidentity\"c\n" +
 	"\x15UnlinkIdentityRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x121\n" +
-	"\bidentity\x18\x02 \x01(\v2\x15.identity.v1.IdentityR\bidentity\"Z\n" +
+	"\bidentity\x18\x02 \x01(\v2\x15.identity.v1.IdentityR\bidentity\"u\n" +
 	"\x0fBindRoleRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12.\n" +
-	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\",\n" +
+	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\x12\x19\n" +
+	"\bgroup_id\x18\x03 \x01(\tR\agroupId\",\n" +
 	"\x10BindRoleResponse\x12\x18\n" +
-	"\apending\x18\x01 \x01(\bR\apending\"\\\n" +
+	"\apending\x18\x01 \x01(\bR\apending\"w\n" +
 	"\x11UnbindRoleRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12.\n" +
-	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\"\x87\x01\n" +
+	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\x12\x19\n" +
+	"\bgroup_id\x18\x03 \x01(\tR\agroupId\"\x87\x01\n" +
 	"\x13ListBindingsRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x1b\n" +
 	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x04 \x01(\tR\tpageToken\"\x89\x01\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"\xc0\x01\n" +
 	"\x05Grant\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\x12.\n" +
 	"\abinding\x18\x02 \x01(\v2\x14.identity.v1.BindingR\abinding\x12\x18\n" +
 	"\apending\x18\x03 \x01(\bR\apending\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\x04 \x01(\x03R\texpiresAt\"j\n" +
+	"expires_at\x18\x04 \x01(\x03R\texpiresAt\x12\x19\n" +
+	"\bgroup_id\x18\x05 \x01(\tR\agroupId\x12\x1a\n" +
+	"\busername\x18\x06 \x01(\tR\busername\"j\n" +
 	"\x14ListBindingsResponse\x12*\n" +
 	"\x06grants\x18\x01 \x03(\v2\x12.identity.v1.GrantR\x06grants\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x99\x01\n" +
@@ -4496,7 +5420,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x17AcceptInvitationRequest\x12.\n" +
 	"\abinding\x18\x01 \x01(\v2\x14.identity.v1.BindingR\abinding\"J\n" +
 	"\x18DeclineInvitationRequest\x12.\n" +
-	"\abinding\x18\x01 \x01(\v2\x14.identity.v1.BindingR\abinding\"\xdd\x01\n" +
+	"\abinding\x18\x01 \x01(\v2\x14.identity.v1.BindingR\abinding\"\xf9\x01\n" +
 	"\x0eServiceAccount\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x15\n" +
@@ -4509,7 +5433,8 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\n" +
 	"created_by\x18\a \x01(\tR\tcreatedBy\x12\x1d\n" +
 	"\n" +
-	"expires_at\x18\b \x01(\x03R\texpiresAt\"\x9c\x01\n" +
+	"expires_at\x18\b \x01(\x03R\texpiresAt\x12\x1a\n" +
+	"\busername\x18\t \x01(\tR\busername\"\x9c\x01\n" +
 	"\x1bCreateServiceAccountRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -4644,13 +5569,19 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"volume_gib\x18\x0e \x01(\x04R\tvolumeGib\x12\x1b\n" +
 	"\timage_mib\x18\x0f \x01(\x04R\bimageMib\x12\x1c\n" +
 	"\tsnapshots\x18\x10 \x01(\x04R\tsnapshotsB\v\n" +
-	"\t_projects\"\x95\x01\n" +
+	"\t_projects\"\xc1\x01\n" +
 	"\vQuotaStatus\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12(\n" +
 	"\x05quota\x18\x03 \x01(\v2\x12.identity.v1.QuotaR\x05quota\x12&\n" +
-	"\x04used\x18\x04 \x01(\v2\x12.identity.v1.UsageR\x04used\"q\n" +
+	"\x04used\x18\x04 \x01(\v2\x12.identity.v1.UsageR\x04used\x12*\n" +
+	"\x03org\x18\x05 \x01(\v2\x18.identity.v1.QuotaStatusR\x03org\"8\n" +
+	"\fDefaultQuota\x12(\n" +
+	"\x05quota\x18\x01 \x01(\v2\x12.identity.v1.QuotaR\x05quota\"\x18\n" +
+	"\x16GetDefaultQuotaRequest\"B\n" +
+	"\x16SetDefaultQuotaRequest\x12(\n" +
+	"\x05quota\x18\x01 \x01(\v2\x12.identity.v1.QuotaR\x05quota\"q\n" +
 	"\x0fSetQuotaRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -4672,7 +5603,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\x11RotateKeysRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\")\n" +
 	"\x10RevokeKeyRequest\x12\x15\n" +
-	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"\xd8\x02\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"\x87\x03\n" +
 	"\vAuditRecord\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1c\n" +
@@ -4691,7 +5622,8 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\aaddress\x18\f \x01(\tR\aaddress\x12\x1e\n" +
 	"\n" +
 	"suppressed\x18\r \x01(\x04R\n" +
-	"suppressed\"\x87\x02\n" +
+	"suppressed\x12-\n" +
+	"\x12principal_username\x18\x0e \x01(\tR\x11principalUsername\"\x87\x02\n" +
 	"\x17ListAuditRecordsRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -4706,7 +5638,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\t \x01(\tR\tpageToken\"v\n" +
 	"\x18ListAuditRecordsResponse\x122\n" +
 	"\arecords\x18\x01 \x03(\v2\x18.identity.v1.AuditRecordR\arecords\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xc0\x17\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x82\x1d\n" +
 	"\x0fIdentityService\x12M\n" +
 	"\n" +
 	"IssueToken\x12\x1e.identity.v1.IssueTokenRequest\x1a\x1f.identity.v1.IssueTokenResponse\x12S\n" +
@@ -4734,7 +5666,15 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\fListBindings\x12 .identity.v1.ListBindingsRequest\x1a!.identity.v1.ListBindingsResponse\x12\\\n" +
 	"\x0fListInvitations\x12#.identity.v1.ListInvitationsRequest\x1a$.identity.v1.ListInvitationsResponse\x12P\n" +
 	"\x10AcceptInvitation\x12$.identity.v1.AcceptInvitationRequest\x1a\x16.google.protobuf.Empty\x12R\n" +
-	"\x11DeclineInvitation\x12%.identity.v1.DeclineInvitationRequest\x1a\x16.google.protobuf.Empty\x12k\n" +
+	"\x11DeclineInvitation\x12%.identity.v1.DeclineInvitationRequest\x1a\x16.google.protobuf.Empty\x12B\n" +
+	"\vCreateGroup\x12\x1f.identity.v1.CreateGroupRequest\x1a\x12.identity.v1.Group\x12<\n" +
+	"\bGetGroup\x12\x1c.identity.v1.GetGroupRequest\x1a\x12.identity.v1.Group\x12M\n" +
+	"\n" +
+	"ListGroups\x12\x1e.identity.v1.ListGroupsRequest\x1a\x1f.identity.v1.ListGroupsResponse\x12F\n" +
+	"\vDeleteGroup\x12\x1f.identity.v1.DeleteGroupRequest\x1a\x16.google.protobuf.Empty\x12L\n" +
+	"\x0eAddGroupMember\x12\".identity.v1.AddGroupMemberRequest\x1a\x16.google.protobuf.Empty\x12R\n" +
+	"\x11RemoveGroupMember\x12%.identity.v1.RemoveGroupMemberRequest\x1a\x16.google.protobuf.Empty\x12_\n" +
+	"\x10ListGroupMembers\x12$.identity.v1.ListGroupMembersRequest\x1a%.identity.v1.ListGroupMembersResponse\x12k\n" +
 	"\x14CreateServiceAccount\x12(.identity.v1.CreateServiceAccountRequest\x1a).identity.v1.CreateServiceAccountResponse\x12h\n" +
 	"\x13ListServiceAccounts\x12'.identity.v1.ListServiceAccountsRequest\x1a(.identity.v1.ListServiceAccountsResponse\x12X\n" +
 	"\x14DeleteServiceAccount\x12(.identity.v1.DeleteServiceAccountRequest\x1a\x16.google.protobuf.Empty\x12<\n" +
@@ -4748,7 +5688,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\fListProjects\x12 .identity.v1.ListProjectsRequest\x1a!.identity.v1.ListProjectsResponse\x12J\n" +
 	"\rDeleteProject\x12!.identity.v1.DeleteProjectRequest\x1a\x16.google.protobuf.Empty\x12B\n" +
 	"\bSetQuota\x12\x1c.identity.v1.SetQuotaRequest\x1a\x18.identity.v1.QuotaStatus\x12B\n" +
-	"\bGetQuota\x12\x1c.identity.v1.GetQuotaRequest\x1a\x18.identity.v1.QuotaStatus\x12G\n" +
+	"\bGetQuota\x12\x1c.identity.v1.GetQuotaRequest\x1a\x18.identity.v1.QuotaStatus\x12Q\n" +
+	"\x0fGetDefaultQuota\x12#.identity.v1.GetDefaultQuotaRequest\x1a\x19.identity.v1.DefaultQuota\x12Q\n" +
+	"\x0fSetDefaultQuota\x12#.identity.v1.SetDefaultQuotaRequest\x1a\x19.identity.v1.DefaultQuota\x12G\n" +
 	"\bListKeys\x12\x1c.identity.v1.ListKeysRequest\x1a\x1d.identity.v1.ListKeysResponse\x12K\n" +
 	"\n" +
 	"RotateKeys\x12\x1e.identity.v1.RotateKeysRequest\x1a\x1d.identity.v1.ListKeysResponse\x12I\n" +
@@ -4767,7 +5709,7 @@ func file_identity_v1_identity_proto_rawDescGZIP() []byte {
 	return file_identity_v1_identity_proto_rawDescData
 }
 
-var file_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_identity_v1_identity_proto_goTypes = []any{
 	(*IssueTokenRequest)(nil),            // 0: identity.v1.IssueTokenRequest
 	(*IssueTokenResponse)(nil),           // 1: identity.v1.IssueTokenResponse
@@ -4782,172 +5724,211 @@ var file_identity_v1_identity_proto_goTypes = []any{
 	(*RevokeTokenRequest)(nil),           // 10: identity.v1.RevokeTokenRequest
 	(*RevokeTokensRequest)(nil),          // 11: identity.v1.RevokeTokensRequest
 	(*User)(nil),                         // 12: identity.v1.User
-	(*Identity)(nil),                     // 13: identity.v1.Identity
-	(*Binding)(nil),                      // 14: identity.v1.Binding
-	(*CreateUserRequest)(nil),            // 15: identity.v1.CreateUserRequest
-	(*GetUserRequest)(nil),               // 16: identity.v1.GetUserRequest
-	(*ListUsersRequest)(nil),             // 17: identity.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),            // 18: identity.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),           // 19: identity.v1.DisableUserRequest
-	(*EnableUserRequest)(nil),            // 20: identity.v1.EnableUserRequest
-	(*DeleteUserRequest)(nil),            // 21: identity.v1.DeleteUserRequest
-	(*SetPasswordRequest)(nil),           // 22: identity.v1.SetPasswordRequest
-	(*LinkIdentityRequest)(nil),          // 23: identity.v1.LinkIdentityRequest
-	(*UnlinkIdentityRequest)(nil),        // 24: identity.v1.UnlinkIdentityRequest
-	(*BindRoleRequest)(nil),              // 25: identity.v1.BindRoleRequest
-	(*BindRoleResponse)(nil),             // 26: identity.v1.BindRoleResponse
-	(*UnbindRoleRequest)(nil),            // 27: identity.v1.UnbindRoleRequest
-	(*ListBindingsRequest)(nil),          // 28: identity.v1.ListBindingsRequest
-	(*Grant)(nil),                        // 29: identity.v1.Grant
-	(*ListBindingsResponse)(nil),         // 30: identity.v1.ListBindingsResponse
-	(*Invitation)(nil),                   // 31: identity.v1.Invitation
-	(*ListInvitationsRequest)(nil),       // 32: identity.v1.ListInvitationsRequest
-	(*ListInvitationsResponse)(nil),      // 33: identity.v1.ListInvitationsResponse
-	(*AcceptInvitationRequest)(nil),      // 34: identity.v1.AcceptInvitationRequest
-	(*DeclineInvitationRequest)(nil),     // 35: identity.v1.DeclineInvitationRequest
-	(*ServiceAccount)(nil),               // 36: identity.v1.ServiceAccount
-	(*CreateServiceAccountRequest)(nil),  // 37: identity.v1.CreateServiceAccountRequest
-	(*CreateServiceAccountResponse)(nil), // 38: identity.v1.CreateServiceAccountResponse
-	(*ListServiceAccountsRequest)(nil),   // 39: identity.v1.ListServiceAccountsRequest
-	(*ListServiceAccountsResponse)(nil),  // 40: identity.v1.ListServiceAccountsResponse
-	(*DeleteServiceAccountRequest)(nil),  // 41: identity.v1.DeleteServiceAccountRequest
-	(*Org)(nil),                          // 42: identity.v1.Org
-	(*CreateOrgRequest)(nil),             // 43: identity.v1.CreateOrgRequest
-	(*GetOrgRequest)(nil),                // 44: identity.v1.GetOrgRequest
-	(*ListOrgsRequest)(nil),              // 45: identity.v1.ListOrgsRequest
-	(*ListOrgsResponse)(nil),             // 46: identity.v1.ListOrgsResponse
-	(*DeleteOrgRequest)(nil),             // 47: identity.v1.DeleteOrgRequest
-	(*Project)(nil),                      // 48: identity.v1.Project
-	(*CreateProjectRequest)(nil),         // 49: identity.v1.CreateProjectRequest
-	(*GetProjectRequest)(nil),            // 50: identity.v1.GetProjectRequest
-	(*ListProjectsRequest)(nil),          // 51: identity.v1.ListProjectsRequest
-	(*ListProjectsResponse)(nil),         // 52: identity.v1.ListProjectsResponse
-	(*DeleteProjectRequest)(nil),         // 53: identity.v1.DeleteProjectRequest
-	(*Quota)(nil),                        // 54: identity.v1.Quota
-	(*Usage)(nil),                        // 55: identity.v1.Usage
-	(*QuotaStatus)(nil),                  // 56: identity.v1.QuotaStatus
-	(*SetQuotaRequest)(nil),              // 57: identity.v1.SetQuotaRequest
-	(*GetQuotaRequest)(nil),              // 58: identity.v1.GetQuotaRequest
-	(*Key)(nil),                          // 59: identity.v1.Key
-	(*ListKeysRequest)(nil),              // 60: identity.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 61: identity.v1.ListKeysResponse
-	(*RotateKeysRequest)(nil),            // 62: identity.v1.RotateKeysRequest
-	(*RevokeKeyRequest)(nil),             // 63: identity.v1.RevokeKeyRequest
-	(*AuditRecord)(nil),                  // 64: identity.v1.AuditRecord
-	(*ListAuditRecordsRequest)(nil),      // 65: identity.v1.ListAuditRecordsRequest
-	(*ListAuditRecordsResponse)(nil),     // 66: identity.v1.ListAuditRecordsResponse
-	(*emptypb.Empty)(nil),                // 67: google.protobuf.Empty
+	(*GroupRef)(nil),                     // 13: identity.v1.GroupRef
+	(*Group)(nil),                        // 14: identity.v1.Group
+	(*CreateGroupRequest)(nil),           // 15: identity.v1.CreateGroupRequest
+	(*GetGroupRequest)(nil),              // 16: identity.v1.GetGroupRequest
+	(*ListGroupsRequest)(nil),            // 17: identity.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),           // 18: identity.v1.ListGroupsResponse
+	(*DeleteGroupRequest)(nil),           // 19: identity.v1.DeleteGroupRequest
+	(*AddGroupMemberRequest)(nil),        // 20: identity.v1.AddGroupMemberRequest
+	(*RemoveGroupMemberRequest)(nil),     // 21: identity.v1.RemoveGroupMemberRequest
+	(*ListGroupMembersRequest)(nil),      // 22: identity.v1.ListGroupMembersRequest
+	(*ListGroupMembersResponse)(nil),     // 23: identity.v1.ListGroupMembersResponse
+	(*Identity)(nil),                     // 24: identity.v1.Identity
+	(*Binding)(nil),                      // 25: identity.v1.Binding
+	(*CreateUserRequest)(nil),            // 26: identity.v1.CreateUserRequest
+	(*GetUserRequest)(nil),               // 27: identity.v1.GetUserRequest
+	(*ListUsersRequest)(nil),             // 28: identity.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),            // 29: identity.v1.ListUsersResponse
+	(*DisableUserRequest)(nil),           // 30: identity.v1.DisableUserRequest
+	(*EnableUserRequest)(nil),            // 31: identity.v1.EnableUserRequest
+	(*DeleteUserRequest)(nil),            // 32: identity.v1.DeleteUserRequest
+	(*SetPasswordRequest)(nil),           // 33: identity.v1.SetPasswordRequest
+	(*LinkIdentityRequest)(nil),          // 34: identity.v1.LinkIdentityRequest
+	(*UnlinkIdentityRequest)(nil),        // 35: identity.v1.UnlinkIdentityRequest
+	(*BindRoleRequest)(nil),              // 36: identity.v1.BindRoleRequest
+	(*BindRoleResponse)(nil),             // 37: identity.v1.BindRoleResponse
+	(*UnbindRoleRequest)(nil),            // 38: identity.v1.UnbindRoleRequest
+	(*ListBindingsRequest)(nil),          // 39: identity.v1.ListBindingsRequest
+	(*Grant)(nil),                        // 40: identity.v1.Grant
+	(*ListBindingsResponse)(nil),         // 41: identity.v1.ListBindingsResponse
+	(*Invitation)(nil),                   // 42: identity.v1.Invitation
+	(*ListInvitationsRequest)(nil),       // 43: identity.v1.ListInvitationsRequest
+	(*ListInvitationsResponse)(nil),      // 44: identity.v1.ListInvitationsResponse
+	(*AcceptInvitationRequest)(nil),      // 45: identity.v1.AcceptInvitationRequest
+	(*DeclineInvitationRequest)(nil),     // 46: identity.v1.DeclineInvitationRequest
+	(*ServiceAccount)(nil),               // 47: identity.v1.ServiceAccount
+	(*CreateServiceAccountRequest)(nil),  // 48: identity.v1.CreateServiceAccountRequest
+	(*CreateServiceAccountResponse)(nil), // 49: identity.v1.CreateServiceAccountResponse
+	(*ListServiceAccountsRequest)(nil),   // 50: identity.v1.ListServiceAccountsRequest
+	(*ListServiceAccountsResponse)(nil),  // 51: identity.v1.ListServiceAccountsResponse
+	(*DeleteServiceAccountRequest)(nil),  // 52: identity.v1.DeleteServiceAccountRequest
+	(*Org)(nil),                          // 53: identity.v1.Org
+	(*CreateOrgRequest)(nil),             // 54: identity.v1.CreateOrgRequest
+	(*GetOrgRequest)(nil),                // 55: identity.v1.GetOrgRequest
+	(*ListOrgsRequest)(nil),              // 56: identity.v1.ListOrgsRequest
+	(*ListOrgsResponse)(nil),             // 57: identity.v1.ListOrgsResponse
+	(*DeleteOrgRequest)(nil),             // 58: identity.v1.DeleteOrgRequest
+	(*Project)(nil),                      // 59: identity.v1.Project
+	(*CreateProjectRequest)(nil),         // 60: identity.v1.CreateProjectRequest
+	(*GetProjectRequest)(nil),            // 61: identity.v1.GetProjectRequest
+	(*ListProjectsRequest)(nil),          // 62: identity.v1.ListProjectsRequest
+	(*ListProjectsResponse)(nil),         // 63: identity.v1.ListProjectsResponse
+	(*DeleteProjectRequest)(nil),         // 64: identity.v1.DeleteProjectRequest
+	(*Quota)(nil),                        // 65: identity.v1.Quota
+	(*Usage)(nil),                        // 66: identity.v1.Usage
+	(*QuotaStatus)(nil),                  // 67: identity.v1.QuotaStatus
+	(*DefaultQuota)(nil),                 // 68: identity.v1.DefaultQuota
+	(*GetDefaultQuotaRequest)(nil),       // 69: identity.v1.GetDefaultQuotaRequest
+	(*SetDefaultQuotaRequest)(nil),       // 70: identity.v1.SetDefaultQuotaRequest
+	(*SetQuotaRequest)(nil),              // 71: identity.v1.SetQuotaRequest
+	(*GetQuotaRequest)(nil),              // 72: identity.v1.GetQuotaRequest
+	(*Key)(nil),                          // 73: identity.v1.Key
+	(*ListKeysRequest)(nil),              // 74: identity.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 75: identity.v1.ListKeysResponse
+	(*RotateKeysRequest)(nil),            // 76: identity.v1.RotateKeysRequest
+	(*RevokeKeyRequest)(nil),             // 77: identity.v1.RevokeKeyRequest
+	(*AuditRecord)(nil),                  // 78: identity.v1.AuditRecord
+	(*ListAuditRecordsRequest)(nil),      // 79: identity.v1.ListAuditRecordsRequest
+	(*ListAuditRecordsResponse)(nil),     // 80: identity.v1.ListAuditRecordsResponse
+	(*emptypb.Empty)(nil),                // 81: google.protobuf.Empty
 }
 var file_identity_v1_identity_proto_depIdxs = []int32{
 	3,  // 0: identity.v1.ListLoginProvidersResponse.providers:type_name -> identity.v1.LoginProvider
 	9,  // 1: identity.v1.VerifyTokenResponse.holder:type_name -> identity.v1.WhoAmIResponse
-	14, // 2: identity.v1.WhoAmIResponse.bindings:type_name -> identity.v1.Binding
-	14, // 3: identity.v1.User.bindings:type_name -> identity.v1.Binding
-	13, // 4: identity.v1.User.identities:type_name -> identity.v1.Identity
-	12, // 5: identity.v1.ListUsersResponse.users:type_name -> identity.v1.User
-	13, // 6: identity.v1.LinkIdentityRequest.identity:type_name -> identity.v1.Identity
-	13, // 7: identity.v1.UnlinkIdentityRequest.identity:type_name -> identity.v1.Identity
-	14, // 8: identity.v1.BindRoleRequest.binding:type_name -> identity.v1.Binding
-	14, // 9: identity.v1.UnbindRoleRequest.binding:type_name -> identity.v1.Binding
-	14, // 10: identity.v1.Grant.binding:type_name -> identity.v1.Binding
-	29, // 11: identity.v1.ListBindingsResponse.grants:type_name -> identity.v1.Grant
-	14, // 12: identity.v1.Invitation.binding:type_name -> identity.v1.Binding
-	31, // 13: identity.v1.ListInvitationsResponse.invitations:type_name -> identity.v1.Invitation
-	14, // 14: identity.v1.AcceptInvitationRequest.binding:type_name -> identity.v1.Binding
-	14, // 15: identity.v1.DeclineInvitationRequest.binding:type_name -> identity.v1.Binding
-	36, // 16: identity.v1.CreateServiceAccountResponse.account:type_name -> identity.v1.ServiceAccount
-	36, // 17: identity.v1.ListServiceAccountsResponse.accounts:type_name -> identity.v1.ServiceAccount
-	42, // 18: identity.v1.ListOrgsResponse.orgs:type_name -> identity.v1.Org
-	54, // 19: identity.v1.CreateProjectRequest.quota:type_name -> identity.v1.Quota
-	48, // 20: identity.v1.ListProjectsResponse.projects:type_name -> identity.v1.Project
-	54, // 21: identity.v1.QuotaStatus.quota:type_name -> identity.v1.Quota
-	55, // 22: identity.v1.QuotaStatus.used:type_name -> identity.v1.Usage
-	54, // 23: identity.v1.SetQuotaRequest.quota:type_name -> identity.v1.Quota
-	59, // 24: identity.v1.ListKeysResponse.keys:type_name -> identity.v1.Key
-	64, // 25: identity.v1.ListAuditRecordsResponse.records:type_name -> identity.v1.AuditRecord
-	0,  // 26: identity.v1.IdentityService.IssueToken:input_type -> identity.v1.IssueTokenRequest
-	2,  // 27: identity.v1.IdentityService.ExchangeToken:input_type -> identity.v1.ExchangeTokenRequest
-	4,  // 28: identity.v1.IdentityService.ListLoginProviders:input_type -> identity.v1.ListLoginProvidersRequest
-	6,  // 29: identity.v1.IdentityService.VerifyToken:input_type -> identity.v1.VerifyTokenRequest
-	8,  // 30: identity.v1.IdentityService.WhoAmI:input_type -> identity.v1.WhoAmIRequest
-	10, // 31: identity.v1.IdentityService.RevokeToken:input_type -> identity.v1.RevokeTokenRequest
-	11, // 32: identity.v1.IdentityService.RevokeTokens:input_type -> identity.v1.RevokeTokensRequest
-	15, // 33: identity.v1.IdentityService.CreateUser:input_type -> identity.v1.CreateUserRequest
-	16, // 34: identity.v1.IdentityService.GetUser:input_type -> identity.v1.GetUserRequest
-	17, // 35: identity.v1.IdentityService.ListUsers:input_type -> identity.v1.ListUsersRequest
-	19, // 36: identity.v1.IdentityService.DisableUser:input_type -> identity.v1.DisableUserRequest
-	20, // 37: identity.v1.IdentityService.EnableUser:input_type -> identity.v1.EnableUserRequest
-	21, // 38: identity.v1.IdentityService.DeleteUser:input_type -> identity.v1.DeleteUserRequest
-	22, // 39: identity.v1.IdentityService.SetPassword:input_type -> identity.v1.SetPasswordRequest
-	23, // 40: identity.v1.IdentityService.LinkIdentity:input_type -> identity.v1.LinkIdentityRequest
-	24, // 41: identity.v1.IdentityService.UnlinkIdentity:input_type -> identity.v1.UnlinkIdentityRequest
-	25, // 42: identity.v1.IdentityService.BindRole:input_type -> identity.v1.BindRoleRequest
-	27, // 43: identity.v1.IdentityService.UnbindRole:input_type -> identity.v1.UnbindRoleRequest
-	28, // 44: identity.v1.IdentityService.ListBindings:input_type -> identity.v1.ListBindingsRequest
-	32, // 45: identity.v1.IdentityService.ListInvitations:input_type -> identity.v1.ListInvitationsRequest
-	34, // 46: identity.v1.IdentityService.AcceptInvitation:input_type -> identity.v1.AcceptInvitationRequest
-	35, // 47: identity.v1.IdentityService.DeclineInvitation:input_type -> identity.v1.DeclineInvitationRequest
-	37, // 48: identity.v1.IdentityService.CreateServiceAccount:input_type -> identity.v1.CreateServiceAccountRequest
-	39, // 49: identity.v1.IdentityService.ListServiceAccounts:input_type -> identity.v1.ListServiceAccountsRequest
-	41, // 50: identity.v1.IdentityService.DeleteServiceAccount:input_type -> identity.v1.DeleteServiceAccountRequest
-	43, // 51: identity.v1.IdentityService.CreateOrg:input_type -> identity.v1.CreateOrgRequest
-	44, // 52: identity.v1.IdentityService.GetOrg:input_type -> identity.v1.GetOrgRequest
-	45, // 53: identity.v1.IdentityService.ListOrgs:input_type -> identity.v1.ListOrgsRequest
-	47, // 54: identity.v1.IdentityService.DeleteOrg:input_type -> identity.v1.DeleteOrgRequest
-	49, // 55: identity.v1.IdentityService.CreateProject:input_type -> identity.v1.CreateProjectRequest
-	50, // 56: identity.v1.IdentityService.GetProject:input_type -> identity.v1.GetProjectRequest
-	51, // 57: identity.v1.IdentityService.ListProjects:input_type -> identity.v1.ListProjectsRequest
-	53, // 58: identity.v1.IdentityService.DeleteProject:input_type -> identity.v1.DeleteProjectRequest
-	57, // 59: identity.v1.IdentityService.SetQuota:input_type -> identity.v1.SetQuotaRequest
-	58, // 60: identity.v1.IdentityService.GetQuota:input_type -> identity.v1.GetQuotaRequest
-	60, // 61: identity.v1.IdentityService.ListKeys:input_type -> identity.v1.ListKeysRequest
-	62, // 62: identity.v1.IdentityService.RotateKeys:input_type -> identity.v1.RotateKeysRequest
-	63, // 63: identity.v1.IdentityService.RevokeKey:input_type -> identity.v1.RevokeKeyRequest
-	65, // 64: identity.v1.IdentityService.ListAuditRecords:input_type -> identity.v1.ListAuditRecordsRequest
-	1,  // 65: identity.v1.IdentityService.IssueToken:output_type -> identity.v1.IssueTokenResponse
-	1,  // 66: identity.v1.IdentityService.ExchangeToken:output_type -> identity.v1.IssueTokenResponse
-	5,  // 67: identity.v1.IdentityService.ListLoginProviders:output_type -> identity.v1.ListLoginProvidersResponse
-	7,  // 68: identity.v1.IdentityService.VerifyToken:output_type -> identity.v1.VerifyTokenResponse
-	9,  // 69: identity.v1.IdentityService.WhoAmI:output_type -> identity.v1.WhoAmIResponse
-	67, // 70: identity.v1.IdentityService.RevokeToken:output_type -> google.protobuf.Empty
-	67, // 71: identity.v1.IdentityService.RevokeTokens:output_type -> google.protobuf.Empty
-	12, // 72: identity.v1.IdentityService.CreateUser:output_type -> identity.v1.User
-	12, // 73: identity.v1.IdentityService.GetUser:output_type -> identity.v1.User
-	18, // 74: identity.v1.IdentityService.ListUsers:output_type -> identity.v1.ListUsersResponse
-	12, // 75: identity.v1.IdentityService.DisableUser:output_type -> identity.v1.User
-	12, // 76: identity.v1.IdentityService.EnableUser:output_type -> identity.v1.User
-	67, // 77: identity.v1.IdentityService.DeleteUser:output_type -> google.protobuf.Empty
-	67, // 78: identity.v1.IdentityService.SetPassword:output_type -> google.protobuf.Empty
-	12, // 79: identity.v1.IdentityService.LinkIdentity:output_type -> identity.v1.User
-	12, // 80: identity.v1.IdentityService.UnlinkIdentity:output_type -> identity.v1.User
-	26, // 81: identity.v1.IdentityService.BindRole:output_type -> identity.v1.BindRoleResponse
-	67, // 82: identity.v1.IdentityService.UnbindRole:output_type -> google.protobuf.Empty
-	30, // 83: identity.v1.IdentityService.ListBindings:output_type -> identity.v1.ListBindingsResponse
-	33, // 84: identity.v1.IdentityService.ListInvitations:output_type -> identity.v1.ListInvitationsResponse
-	67, // 85: identity.v1.IdentityService.AcceptInvitation:output_type -> google.protobuf.Empty
-	67, // 86: identity.v1.IdentityService.DeclineInvitation:output_type -> google.protobuf.Empty
-	38, // 87: identity.v1.IdentityService.CreateServiceAccount:output_type -> identity.v1.CreateServiceAccountResponse
-	40, // 88: identity.v1.IdentityService.ListServiceAccounts:output_type -> identity.v1.ListServiceAccountsResponse
-	67, // 89: identity.v1.IdentityService.DeleteServiceAccount:output_type -> google.protobuf.Empty
-	42, // 90: identity.v1.IdentityService.CreateOrg:output_type -> identity.v1.Org
-	42, // 91: identity.v1.IdentityService.GetOrg:output_type -> identity.v1.Org
-	46, // 92: identity.v1.IdentityService.ListOrgs:output_type -> identity.v1.ListOrgsResponse
-	67, // 93: identity.v1.IdentityService.DeleteOrg:output_type -> google.protobuf.Empty
-	48, // 94: identity.v1.IdentityService.CreateProject:output_type -> identity.v1.Project
-	48, // 95: identity.v1.IdentityService.GetProject:output_type -> identity.v1.Project
-	52, // 96: identity.v1.IdentityService.ListProjects:output_type -> identity.v1.ListProjectsResponse
-	67, // 97: identity.v1.IdentityService.DeleteProject:output_type -> google.protobuf.Empty
-	56, // 98: identity.v1.IdentityService.SetQuota:output_type -> identity.v1.QuotaStatus
-	56, // 99: identity.v1.IdentityService.GetQuota:output_type -> identity.v1.QuotaStatus
-	61, // 100: identity.v1.IdentityService.ListKeys:output_type -> identity.v1.ListKeysResponse
-	61, // 101: identity.v1.IdentityService.RotateKeys:output_type -> identity.v1.ListKeysResponse
-	61, // 102: identity.v1.IdentityService.RevokeKey:output_type -> identity.v1.ListKeysResponse
-	66, // 103: identity.v1.IdentityService.ListAuditRecords:output_type -> identity.v1.ListAuditRecordsResponse
-	65, // [65:104] is the sub-list for method output_type
-	26, // [26:65] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	25, // 2: identity.v1.WhoAmIResponse.bindings:type_name -> identity.v1.Binding
+	14, // 3: identity.v1.WhoAmIResponse.groups:type_name -> identity.v1.Group
+	25, // 4: identity.v1.User.bindings:type_name -> identity.v1.Binding
+	24, // 5: identity.v1.User.identities:type_name -> identity.v1.Identity
+	13, // 6: identity.v1.User.groups:type_name -> identity.v1.GroupRef
+	25, // 7: identity.v1.Group.bindings:type_name -> identity.v1.Binding
+	14, // 8: identity.v1.ListGroupsResponse.groups:type_name -> identity.v1.Group
+	12, // 9: identity.v1.ListUsersResponse.users:type_name -> identity.v1.User
+	24, // 10: identity.v1.LinkIdentityRequest.identity:type_name -> identity.v1.Identity
+	24, // 11: identity.v1.UnlinkIdentityRequest.identity:type_name -> identity.v1.Identity
+	25, // 12: identity.v1.BindRoleRequest.binding:type_name -> identity.v1.Binding
+	25, // 13: identity.v1.UnbindRoleRequest.binding:type_name -> identity.v1.Binding
+	25, // 14: identity.v1.Grant.binding:type_name -> identity.v1.Binding
+	40, // 15: identity.v1.ListBindingsResponse.grants:type_name -> identity.v1.Grant
+	25, // 16: identity.v1.Invitation.binding:type_name -> identity.v1.Binding
+	42, // 17: identity.v1.ListInvitationsResponse.invitations:type_name -> identity.v1.Invitation
+	25, // 18: identity.v1.AcceptInvitationRequest.binding:type_name -> identity.v1.Binding
+	25, // 19: identity.v1.DeclineInvitationRequest.binding:type_name -> identity.v1.Binding
+	47, // 20: identity.v1.CreateServiceAccountResponse.account:type_name -> identity.v1.ServiceAccount
+	47, // 21: identity.v1.ListServiceAccountsResponse.accounts:type_name -> identity.v1.ServiceAccount
+	53, // 22: identity.v1.ListOrgsResponse.orgs:type_name -> identity.v1.Org
+	65, // 23: identity.v1.CreateProjectRequest.quota:type_name -> identity.v1.Quota
+	59, // 24: identity.v1.ListProjectsResponse.projects:type_name -> identity.v1.Project
+	65, // 25: identity.v1.QuotaStatus.quota:type_name -> identity.v1.Quota
+	66, // 26: identity.v1.QuotaStatus.used:type_name -> identity.v1.Usage
+	67, // 27: identity.v1.QuotaStatus.org:type_name -> identity.v1.QuotaStatus
+	65, // 28: identity.v1.DefaultQuota.quota:type_name -> identity.v1.Quota
+	65, // 29: identity.v1.SetDefaultQuotaRequest.quota:type_name -> identity.v1.Quota
+	65, // 30: identity.v1.SetQuotaRequest.quota:type_name -> identity.v1.Quota
+	73, // 31: identity.v1.ListKeysResponse.keys:type_name -> identity.v1.Key
+	78, // 32: identity.v1.ListAuditRecordsResponse.records:type_name -> identity.v1.AuditRecord
+	0,  // 33: identity.v1.IdentityService.IssueToken:input_type -> identity.v1.IssueTokenRequest
+	2,  // 34: identity.v1.IdentityService.ExchangeToken:input_type -> identity.v1.ExchangeTokenRequest
+	4,  // 35: identity.v1.IdentityService.ListLoginProviders:input_type -> identity.v1.ListLoginProvidersRequest
+	6,  // 36: identity.v1.IdentityService.VerifyToken:input_type -> identity.v1.VerifyTokenRequest
+	8,  // 37: identity.v1.IdentityService.WhoAmI:input_type -> identity.v1.WhoAmIRequest
+	10, // 38: identity.v1.IdentityService.RevokeToken:input_type -> identity.v1.RevokeTokenRequest
+	11, // 39: identity.v1.IdentityService.RevokeTokens:input_type -> identity.v1.RevokeTokensRequest
+	26, // 40: identity.v1.IdentityService.CreateUser:input_type -> identity.v1.CreateUserRequest
+	27, // 41: identity.v1.IdentityService.GetUser:input_type -> identity.v1.GetUserRequest
+	28, // 42: identity.v1.IdentityService.ListUsers:input_type -> identity.v1.ListUsersRequest
+	30, // 43: identity.v1.IdentityService.DisableUser:input_type -> identity.v1.DisableUserRequest
+	31, // 44: identity.v1.IdentityService.EnableUser:input_type -> identity.v1.EnableUserRequest
+	32, // 45: identity.v1.IdentityService.DeleteUser:input_type -> identity.v1.DeleteUserRequest
+	33, // 46: identity.v1.IdentityService.SetPassword:input_type -> identity.v1.SetPasswordRequest
+	34, // 47: identity.v1.IdentityService.LinkIdentity:input_type -> identity.v1.LinkIdentityRequest
+	35, // 48: identity.v1.IdentityService.UnlinkIdentity:input_type -> identity.v1.UnlinkIdentityRequest
+	36, // 49: identity.v1.IdentityService.BindRole:input_type -> identity.v1.BindRoleRequest
+	38, // 50: identity.v1.IdentityService.UnbindRole:input_type -> identity.v1.UnbindRoleRequest
+	39, // 51: identity.v1.IdentityService.ListBindings:input_type -> identity.v1.ListBindingsRequest
+	43, // 52: identity.v1.IdentityService.ListInvitations:input_type -> identity.v1.ListInvitationsRequest
+	45, // 53: identity.v1.IdentityService.AcceptInvitation:input_type -> identity.v1.AcceptInvitationRequest
+	46, // 54: identity.v1.IdentityService.DeclineInvitation:input_type -> identity.v1.DeclineInvitationRequest
+	15, // 55: identity.v1.IdentityService.CreateGroup:input_type -> identity.v1.CreateGroupRequest
+	16, // 56: identity.v1.IdentityService.GetGroup:input_type -> identity.v1.GetGroupRequest
+	17, // 57: identity.v1.IdentityService.ListGroups:input_type -> identity.v1.ListGroupsRequest
+	19, // 58: identity.v1.IdentityService.DeleteGroup:input_type -> identity.v1.DeleteGroupRequest
+	20, // 59: identity.v1.IdentityService.AddGroupMember:input_type -> identity.v1.AddGroupMemberRequest
+	21, // 60: identity.v1.IdentityService.RemoveGroupMember:input_type -> identity.v1.RemoveGroupMemberRequest
+	22, // 61: identity.v1.IdentityService.ListGroupMembers:input_type -> identity.v1.ListGroupMembersRequest
+	48, // 62: identity.v1.IdentityService.CreateServiceAccount:input_type -> identity.v1.CreateServiceAccountRequest
+	50, // 63: identity.v1.IdentityService.ListServiceAccounts:input_type -> identity.v1.ListServiceAccountsRequest
+	52, // 64: identity.v1.IdentityService.DeleteServiceAccount:input_type -> identity.v1.DeleteServiceAccountRequest
+	54, // 65: identity.v1.IdentityService.CreateOrg:input_type -> identity.v1.CreateOrgRequest
+	55, // 66: identity.v1.IdentityService.GetOrg:input_type -> identity.v1.GetOrgRequest
+	56, // 67: identity.v1.IdentityService.ListOrgs:input_type -> identity.v1.ListOrgsRequest
+	58, // 68: identity.v1.IdentityService.DeleteOrg:input_type -> identity.v1.DeleteOrgRequest
+	60, // 69: identity.v1.IdentityService.CreateProject:input_type -> identity.v1.CreateProjectRequest
+	61, // 70: identity.v1.IdentityService.GetProject:input_type -> identity.v1.GetProjectRequest
+	62, // 71: identity.v1.IdentityService.ListProjects:input_type -> identity.v1.ListProjectsRequest
+	64, // 72: identity.v1.IdentityService.DeleteProject:input_type -> identity.v1.DeleteProjectRequest
+	71, // 73: identity.v1.IdentityService.SetQuota:input_type -> identity.v1.SetQuotaRequest
+	72, // 74: identity.v1.IdentityService.GetQuota:input_type -> identity.v1.GetQuotaRequest
+	69, // 75: identity.v1.IdentityService.GetDefaultQuota:input_type -> identity.v1.GetDefaultQuotaRequest
+	70, // 76: identity.v1.IdentityService.SetDefaultQuota:input_type -> identity.v1.SetDefaultQuotaRequest
+	74, // 77: identity.v1.IdentityService.ListKeys:input_type -> identity.v1.ListKeysRequest
+	76, // 78: identity.v1.IdentityService.RotateKeys:input_type -> identity.v1.RotateKeysRequest
+	77, // 79: identity.v1.IdentityService.RevokeKey:input_type -> identity.v1.RevokeKeyRequest
+	79, // 80: identity.v1.IdentityService.ListAuditRecords:input_type -> identity.v1.ListAuditRecordsRequest
+	1,  // 81: identity.v1.IdentityService.IssueToken:output_type -> identity.v1.IssueTokenResponse
+	1,  // 82: identity.v1.IdentityService.ExchangeToken:output_type -> identity.v1.IssueTokenResponse
+	5,  // 83: identity.v1.IdentityService.ListLoginProviders:output_type -> identity.v1.ListLoginProvidersResponse
+	7,  // 84: identity.v1.IdentityService.VerifyToken:output_type -> identity.v1.VerifyTokenResponse
+	9,  // 85: identity.v1.IdentityService.WhoAmI:output_type -> identity.v1.WhoAmIResponse
+	81, // 86: identity.v1.IdentityService.RevokeToken:output_type -> google.protobuf.Empty
+	81, // 87: identity.v1.IdentityService.RevokeTokens:output_type -> google.protobuf.Empty
+	12, // 88: identity.v1.IdentityService.CreateUser:output_type -> identity.v1.User
+	12, // 89: identity.v1.IdentityService.GetUser:output_type -> identity.v1.User
+	29, // 90: identity.v1.IdentityService.ListUsers:output_type -> identity.v1.ListUsersResponse
+	12, // 91: identity.v1.IdentityService.DisableUser:output_type -> identity.v1.User
+	12, // 92: identity.v1.IdentityService.EnableUser:output_type -> identity.v1.User
+	81, // 93: identity.v1.IdentityService.DeleteUser:output_type -> google.protobuf.Empty
+	81, // 94: identity.v1.IdentityService.SetPassword:output_type -> google.protobuf.Empty
+	12, // 95: identity.v1.IdentityService.LinkIdentity:output_type -> identity.v1.User
+	12, // 96: identity.v1.IdentityService.UnlinkIdentity:output_type -> identity.v1.User
+	37, // 97: identity.v1.IdentityService.BindRole:output_type -> identity.v1.BindRoleResponse
+	81, // 98: identity.v1.IdentityService.UnbindRole:output_type -> google.protobuf.Empty
+	41, // 99: identity.v1.IdentityService.ListBindings:output_type -> identity.v1.ListBindingsResponse
+	44, // 100: identity.v1.IdentityService.ListInvitations:output_type -> identity.v1.ListInvitationsResponse
+	81, // 101: identity.v1.IdentityService.AcceptInvitation:output_type -> google.protobuf.Empty
+	81, // 102: identity.v1.IdentityService.DeclineInvitation:output_type -> google.protobuf.Empty
+	14, // 103: identity.v1.IdentityService.CreateGroup:output_type -> identity.v1.Group
+	14, // 104: identity.v1.IdentityService.GetGroup:output_type -> identity.v1.Group
+	18, // 105: identity.v1.IdentityService.ListGroups:output_type -> identity.v1.ListGroupsResponse
+	81, // 106: identity.v1.IdentityService.DeleteGroup:output_type -> google.protobuf.Empty
+	81, // 107: identity.v1.IdentityService.AddGroupMember:output_type -> google.protobuf.Empty
+	81, // 108: identity.v1.IdentityService.RemoveGroupMember:output_type -> google.protobuf.Empty
+	23, // 109: identity.v1.IdentityService.ListGroupMembers:output_type -> identity.v1.ListGroupMembersResponse
+	49, // 110: identity.v1.IdentityService.CreateServiceAccount:output_type -> identity.v1.CreateServiceAccountResponse
+	51, // 111: identity.v1.IdentityService.ListServiceAccounts:output_type -> identity.v1.ListServiceAccountsResponse
+	81, // 112: identity.v1.IdentityService.DeleteServiceAccount:output_type -> google.protobuf.Empty
+	53, // 113: identity.v1.IdentityService.CreateOrg:output_type -> identity.v1.Org
+	53, // 114: identity.v1.IdentityService.GetOrg:output_type -> identity.v1.Org
+	57, // 115: identity.v1.IdentityService.ListOrgs:output_type -> identity.v1.ListOrgsResponse
+	81, // 116: identity.v1.IdentityService.DeleteOrg:output_type -> google.protobuf.Empty
+	59, // 117: identity.v1.IdentityService.CreateProject:output_type -> identity.v1.Project
+	59, // 118: identity.v1.IdentityService.GetProject:output_type -> identity.v1.Project
+	63, // 119: identity.v1.IdentityService.ListProjects:output_type -> identity.v1.ListProjectsResponse
+	81, // 120: identity.v1.IdentityService.DeleteProject:output_type -> google.protobuf.Empty
+	67, // 121: identity.v1.IdentityService.SetQuota:output_type -> identity.v1.QuotaStatus
+	67, // 122: identity.v1.IdentityService.GetQuota:output_type -> identity.v1.QuotaStatus
+	68, // 123: identity.v1.IdentityService.GetDefaultQuota:output_type -> identity.v1.DefaultQuota
+	68, // 124: identity.v1.IdentityService.SetDefaultQuota:output_type -> identity.v1.DefaultQuota
+	75, // 125: identity.v1.IdentityService.ListKeys:output_type -> identity.v1.ListKeysResponse
+	75, // 126: identity.v1.IdentityService.RotateKeys:output_type -> identity.v1.ListKeysResponse
+	75, // 127: identity.v1.IdentityService.RevokeKey:output_type -> identity.v1.ListKeysResponse
+	80, // 128: identity.v1.IdentityService.ListAuditRecords:output_type -> identity.v1.ListAuditRecordsResponse
+	81, // [81:129] is the sub-list for method output_type
+	33, // [33:81] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_identity_v1_identity_proto_init() }
@@ -4955,15 +5936,15 @@ func file_identity_v1_identity_proto_init() {
 	if File_identity_v1_identity_proto != nil {
 		return
 	}
-	file_identity_v1_identity_proto_msgTypes[54].OneofWrappers = []any{}
-	file_identity_v1_identity_proto_msgTypes[55].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[65].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[66].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_v1_identity_proto_rawDesc), len(file_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   67,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -65,6 +65,13 @@ const (
 	IdentityService_ListInvitations_FullMethodName      = "/identity.v1.IdentityService/ListInvitations"
 	IdentityService_AcceptInvitation_FullMethodName     = "/identity.v1.IdentityService/AcceptInvitation"
 	IdentityService_DeclineInvitation_FullMethodName    = "/identity.v1.IdentityService/DeclineInvitation"
+	IdentityService_CreateGroup_FullMethodName          = "/identity.v1.IdentityService/CreateGroup"
+	IdentityService_GetGroup_FullMethodName             = "/identity.v1.IdentityService/GetGroup"
+	IdentityService_ListGroups_FullMethodName           = "/identity.v1.IdentityService/ListGroups"
+	IdentityService_DeleteGroup_FullMethodName          = "/identity.v1.IdentityService/DeleteGroup"
+	IdentityService_AddGroupMember_FullMethodName       = "/identity.v1.IdentityService/AddGroupMember"
+	IdentityService_RemoveGroupMember_FullMethodName    = "/identity.v1.IdentityService/RemoveGroupMember"
+	IdentityService_ListGroupMembers_FullMethodName     = "/identity.v1.IdentityService/ListGroupMembers"
 	IdentityService_CreateServiceAccount_FullMethodName = "/identity.v1.IdentityService/CreateServiceAccount"
 	IdentityService_ListServiceAccounts_FullMethodName  = "/identity.v1.IdentityService/ListServiceAccounts"
 	IdentityService_DeleteServiceAccount_FullMethodName = "/identity.v1.IdentityService/DeleteServiceAccount"
@@ -78,6 +85,8 @@ const (
 	IdentityService_DeleteProject_FullMethodName        = "/identity.v1.IdentityService/DeleteProject"
 	IdentityService_SetQuota_FullMethodName             = "/identity.v1.IdentityService/SetQuota"
 	IdentityService_GetQuota_FullMethodName             = "/identity.v1.IdentityService/GetQuota"
+	IdentityService_GetDefaultQuota_FullMethodName      = "/identity.v1.IdentityService/GetDefaultQuota"
+	IdentityService_SetDefaultQuota_FullMethodName      = "/identity.v1.IdentityService/SetDefaultQuota"
 	IdentityService_ListKeys_FullMethodName             = "/identity.v1.IdentityService/ListKeys"
 	IdentityService_RotateKeys_FullMethodName           = "/identity.v1.IdentityService/RotateKeys"
 	IdentityService_RevokeKey_FullMethodName            = "/identity.v1.IdentityService/RevokeKey"
@@ -164,13 +173,18 @@ type IdentityServiceClient interface {
 	// NOT_FOUND: the org or the project. PERMISSION_DENIED also for service accounts as callers. RESOURCE_EXHAUSTED: the
 	// user has 64 roles in that org, 8 invitations of that org to the user are open, or invitations of the org to 1,000
 	// users are open. Roles and invitations of other orgs do not count.
+	//
+	// With group_id instead of user_id, BindRole gives the role to a group of the org in binding, effective at once for
+	// all its members. NOT_FOUND: the group. RESOURCE_EXHAUSTED: the group has 32 roles. INVALID_ARGUMENT: user_id is set
+	// too, or the role is not in an org.
 	BindRole(ctx context.Context, in *BindRoleRequest, opts ...grpc.CallOption) (*BindRoleResponse, error)
 	// UnbindRole takes a role away, or withdraws an invitation to it. It changes nothing if there is neither. Callers
-	// who may give the role may call it, and the user who has the role. FAILED_PRECONDITION: system:admin of "admin", or
+	// who may give the role may call it, and the user who has the role. With group_id instead of user_id it takes the role
+	// away from a group; NOT_FOUND: the group. FAILED_PRECONDITION: system:admin of "admin", or
 	// a role of a service account. NOT_FOUND: the user, for system:admin only.
 	UnbindRole(ctx context.Context, in *UnbindRoleRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// ListBindings returns a page of the roles in an org or a project, by user, and after the last one the open
-	// invitations. Without org_id and project_id it lists the roles of the whole cloud, for system:admin.
+	// ListBindings returns a page of the roles in an org or a project, by user, after the last one those of groups, and
+	// then the open invitations. Without org_id and project_id it lists the roles of the whole cloud, for system:admin.
 	// INVALID_ARGUMENT: project_id without org_id.
 	ListBindings(ctx context.Context, in *ListBindingsRequest, opts ...grpc.CallOption) (*ListBindingsResponse, error)
 	// ListInvitations returns a page of the roles that other orgs offer to the caller, without those that the caller
@@ -183,6 +197,27 @@ type IdentityServiceClient interface {
 	// DeclineInvitation hides an invitation from the caller until it ends. The inviting org is not notified and still
 	// sees it. It requires a user's token without a scope. NOT_FOUND: no such invitation, so also for a repeat.
 	DeclineInvitation(ctx context.Context, in *DeclineInvitationRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	// CreateGroup creates a group of users in an org, without members and roles. org:admin. ALREADY_EXISTS: the org has
+	// one with the ID. NOT_FOUND: the org. RESOURCE_EXHAUSTED: the org has 100.
+	CreateGroup(ctx context.Context, in *CreateGroupRequest, opts ...grpc.CallOption) (*Group, error)
+	// GetGroup returns a group with its roles. org:admin. NOT_FOUND.
+	GetGroup(ctx context.Context, in *GetGroupRequest, opts ...grpc.CallOption) (*Group, error)
+	// ListGroups returns a page of the groups of an org in the order of their IDs, or of all orgs if org_id is empty.
+	// org:admin; of all orgs system:admin.
+	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
+	// DeleteGroup deletes a group. Its members lose its roles at once. org:admin. NOT_FOUND, also for a repeat without an
+	// idempotency key.
+	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	// AddGroupMember adds a user to a group. The user has the roles of the group at once. org:admin adds users whose home
+	// org is that of the group (FAILED_PRECONDITION for all others, whether or not they exist); system:admin adds every
+	// user. Repeats change nothing. NOT_FOUND: the group; the user, for system:admin. FAILED_PRECONDITION: a service
+	// account, or the user has no credential. RESOURCE_EXHAUSTED: the group has 500 members, or the user is in 16 groups.
+	AddGroupMember(ctx context.Context, in *AddGroupMemberRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	// RemoveGroupMember removes a user from a group. It changes nothing if the user is no member. org:admin. NOT_FOUND:
+	// the group.
+	RemoveGroupMember(ctx context.Context, in *RemoveGroupMemberRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
+	// ListGroupMembers returns a page of the IDs of a group's members, in order. org:admin. NOT_FOUND: the group.
+	ListGroupMembers(ctx context.Context, in *ListGroupMembersRequest, opts ...grpc.CallOption) (*ListGroupMembersResponse, error)
 	// CreateServiceAccount creates a principal of a project with roles there, and returns its secret, which no other
 	// call shows. org:admin, project:admin; not service accounts. It takes no idempotency key: if the response is lost,
 	// delete the account and create it again. ALREADY_EXISTS: the project has one of that name. RESOURCE_EXHAUSTED: it
@@ -202,7 +237,7 @@ type IdentityServiceClient interface {
 	// ListOrgs returns a page of the orgs in which the caller has a role, in the order of their IDs; system:admin and
 	// billing:admin see all.
 	ListOrgs(ctx context.Context, in *ListOrgsRequest, opts ...grpc.CallOption) (*ListOrgsResponse, error)
-	// DeleteOrg removes an org and its invitations. system:admin. FAILED_PRECONDITION: it has projects or images, or it
+	// DeleteOrg removes an org and its invitations. system:admin. FAILED_PRECONDITION: it has projects, groups or images, or it
 	// is "default". NOT_FOUND, also for a repeat without an idempotency key.
 	DeleteOrg(ctx context.Context, in *DeleteOrgRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// CreateProject creates a project in an org. system:admin, org:admin. ALREADY_EXISTS: the ID is taken, also by a
@@ -231,6 +266,12 @@ type IdentityServiceClient interface {
 	// GetQuota returns a project's quota and usage or, with org_id alone, an org's. A project's: everyone with a role in
 	// it; an org's: org:admin; both: billing:admin and system:admin. NOT_FOUND.
 	GetQuota(ctx context.Context, in *GetQuotaRequest, opts ...grpc.CallOption) (*QuotaStatus, error)
+	// GetDefaultQuota returns the limits that new projects get. Every authenticated caller.
+	GetDefaultQuota(ctx context.Context, in *GetDefaultQuotaRequest, opts ...grpc.CallOption) (*DefaultQuota, error)
+	// SetDefaultQuota replaces the limits that new projects get. It does not change existing projects. system:admin.
+	// Repeats change nothing. The response is read after the change and may show later ones. INVALID_ARGUMENT: projects
+	// is set.
+	SetDefaultQuota(ctx context.Context, in *SetDefaultQuotaRequest, opts ...grpc.CallOption) (*DefaultQuota, error)
 	// ListKeys returns the keys that sign tokens, without private keys. system:admin.
 	ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error)
 	// RotateKeys makes the staged key the primary one and stages another; tokens of the old primary stay valid until
@@ -475,6 +516,76 @@ func (c *identityServiceClient) DeclineInvitation(ctx context.Context, in *Decli
 	return out, nil
 }
 
+func (c *identityServiceClient) CreateGroup(ctx context.Context, in *CreateGroupRequest, opts ...grpc.CallOption) (*Group, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Group)
+	err := c.cc.Invoke(ctx, IdentityService_CreateGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) GetGroup(ctx context.Context, in *GetGroupRequest, opts ...grpc.CallOption) (*Group, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Group)
+	err := c.cc.Invoke(ctx, IdentityService_GetGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListGroupsResponse)
+	err := c.cc.Invoke(ctx, IdentityService_ListGroups_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, IdentityService_DeleteGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) AddGroupMember(ctx context.Context, in *AddGroupMemberRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, IdentityService_AddGroupMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) RemoveGroupMember(ctx context.Context, in *RemoveGroupMemberRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(emptypb.Empty)
+	err := c.cc.Invoke(ctx, IdentityService_RemoveGroupMember_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) ListGroupMembers(ctx context.Context, in *ListGroupMembersRequest, opts ...grpc.CallOption) (*ListGroupMembersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListGroupMembersResponse)
+	err := c.cc.Invoke(ctx, IdentityService_ListGroupMembers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *identityServiceClient) CreateServiceAccount(ctx context.Context, in *CreateServiceAccountRequest, opts ...grpc.CallOption) (*CreateServiceAccountResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateServiceAccountResponse)
@@ -605,6 +716,26 @@ func (c *identityServiceClient) GetQuota(ctx context.Context, in *GetQuotaReques
 	return out, nil
 }
 
+func (c *identityServiceClient) GetDefaultQuota(ctx context.Context, in *GetDefaultQuotaRequest, opts ...grpc.CallOption) (*DefaultQuota, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DefaultQuota)
+	err := c.cc.Invoke(ctx, IdentityService_GetDefaultQuota_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) SetDefaultQuota(ctx context.Context, in *SetDefaultQuotaRequest, opts ...grpc.CallOption) (*DefaultQuota, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DefaultQuota)
+	err := c.cc.Invoke(ctx, IdentityService_SetDefaultQuota_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *identityServiceClient) ListKeys(ctx context.Context, in *ListKeysRequest, opts ...grpc.CallOption) (*ListKeysResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListKeysResponse)
@@ -725,13 +856,18 @@ type IdentityServiceServer interface {
 	// NOT_FOUND: the org or the project. PERMISSION_DENIED also for service accounts as callers. RESOURCE_EXHAUSTED: the
 	// user has 64 roles in that org, 8 invitations of that org to the user are open, or invitations of the org to 1,000
 	// users are open. Roles and invitations of other orgs do not count.
+	//
+	// With group_id instead of user_id, BindRole gives the role to a group of the org in binding, effective at once for
+	// all its members. NOT_FOUND: the group. RESOURCE_EXHAUSTED: the group has 32 roles. INVALID_ARGUMENT: user_id is set
+	// too, or the role is not in an org.
 	BindRole(context.Context, *BindRoleRequest) (*BindRoleResponse, error)
 	// UnbindRole takes a role away, or withdraws an invitation to it. It changes nothing if there is neither. Callers
-	// who may give the role may call it, and the user who has the role. FAILED_PRECONDITION: system:admin of "admin", or
+	// who may give the role may call it, and the user who has the role. With group_id instead of user_id it takes the role
+	// away from a group; NOT_FOUND: the group. FAILED_PRECONDITION: system:admin of "admin", or
 	// a role of a service account. NOT_FOUND: the user, for system:admin only.
 	UnbindRole(context.Context, *UnbindRoleRequest) (*emptypb.Empty, error)
-	// ListBindings returns a page of the roles in an org or a project, by user, and after the last one the open
-	// invitations. Without org_id and project_id it lists the roles of the whole cloud, for system:admin.
+	// ListBindings returns a page of the roles in an org or a project, by user, after the last one those of groups, and
+	// then the open invitations. Without org_id and project_id it lists the roles of the whole cloud, for system:admin.
 	// INVALID_ARGUMENT: project_id without org_id.
 	ListBindings(context.Context, *ListBindingsRequest) (*ListBindingsResponse, error)
 	// ListInvitations returns a page of the roles that other orgs offer to the caller, without those that the caller
@@ -744,6 +880,27 @@ type IdentityServiceServer interface {
 	// DeclineInvitation hides an invitation from the caller until it ends. The inviting org is not notified and still
 	// sees it. It requires a user's token without a scope. NOT_FOUND: no such invitation, so also for a repeat.
 	DeclineInvitation(context.Context, *DeclineInvitationRequest) (*emptypb.Empty, error)
+	// CreateGroup creates a group of users in an org, without members and roles. org:admin. ALREADY_EXISTS: the org has
+	// one with the ID. NOT_FOUND: the org. RESOURCE_EXHAUSTED: the org has 100.
+	CreateGroup(context.Context, *CreateGroupRequest) (*Group, error)
+	// GetGroup returns a group with its roles. org:admin. NOT_FOUND.
+	GetGroup(context.Context, *GetGroupRequest) (*Group, error)
+	// ListGroups returns a page of the groups of an org in the order of their IDs, or of all orgs if org_id is empty.
+	// org:admin; of all orgs system:admin.
+	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
+	// DeleteGroup deletes a group. Its members lose its roles at once. org:admin. NOT_FOUND, also for a repeat without an
+	// idempotency key.
+	DeleteGroup(context.Context, *DeleteGroupRequest) (*emptypb.Empty, error)
+	// AddGroupMember adds a user to a group. The user has the roles of the group at once. org:admin adds users whose home
+	// org is that of the group (FAILED_PRECONDITION for all others, whether or not they exist); system:admin adds every
+	// user. Repeats change nothing. NOT_FOUND: the group; the user, for system:admin. FAILED_PRECONDITION: a service
+	// account, or the user has no credential. RESOURCE_EXHAUSTED: the group has 500 members, or the user is in 16 groups.
+	AddGroupMember(context.Context, *AddGroupMemberRequest) (*emptypb.Empty, error)
+	// RemoveGroupMember removes a user from a group. It changes nothing if the user is no member. org:admin. NOT_FOUND:
+	// the group.
+	RemoveGroupMember(context.Context, *RemoveGroupMemberRequest) (*emptypb.Empty, error)
+	// ListGroupMembers returns a page of the IDs of a group's members, in order. org:admin. NOT_FOUND: the group.
+	ListGroupMembers(context.Context, *ListGroupMembersRequest) (*ListGroupMembersResponse, error)
 	// CreateServiceAccount creates a principal of a project with roles there, and returns its secret, which no other
 	// call shows. org:admin, project:admin; not service accounts. It takes no idempotency key: if the response is lost,
 	// delete the account and create it again. ALREADY_EXISTS: the project has one of that name. RESOURCE_EXHAUSTED: it
@@ -763,7 +920,7 @@ type IdentityServiceServer interface {
 	// ListOrgs returns a page of the orgs in which the caller has a role, in the order of their IDs; system:admin and
 	// billing:admin see all.
 	ListOrgs(context.Context, *ListOrgsRequest) (*ListOrgsResponse, error)
-	// DeleteOrg removes an org and its invitations. system:admin. FAILED_PRECONDITION: it has projects or images, or it
+	// DeleteOrg removes an org and its invitations. system:admin. FAILED_PRECONDITION: it has projects, groups or images, or it
 	// is "default". NOT_FOUND, also for a repeat without an idempotency key.
 	DeleteOrg(context.Context, *DeleteOrgRequest) (*emptypb.Empty, error)
 	// CreateProject creates a project in an org. system:admin, org:admin. ALREADY_EXISTS: the ID is taken, also by a
@@ -792,6 +949,12 @@ type IdentityServiceServer interface {
 	// GetQuota returns a project's quota and usage or, with org_id alone, an org's. A project's: everyone with a role in
 	// it; an org's: org:admin; both: billing:admin and system:admin. NOT_FOUND.
 	GetQuota(context.Context, *GetQuotaRequest) (*QuotaStatus, error)
+	// GetDefaultQuota returns the limits that new projects get. Every authenticated caller.
+	GetDefaultQuota(context.Context, *GetDefaultQuotaRequest) (*DefaultQuota, error)
+	// SetDefaultQuota replaces the limits that new projects get. It does not change existing projects. system:admin.
+	// Repeats change nothing. The response is read after the change and may show later ones. INVALID_ARGUMENT: projects
+	// is set.
+	SetDefaultQuota(context.Context, *SetDefaultQuotaRequest) (*DefaultQuota, error)
 	// ListKeys returns the keys that sign tokens, without private keys. system:admin.
 	ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error)
 	// RotateKeys makes the staged key the primary one and stages another; tokens of the old primary stay valid until
@@ -882,6 +1045,27 @@ func (UnimplementedIdentityServiceServer) AcceptInvitation(context.Context, *Acc
 func (UnimplementedIdentityServiceServer) DeclineInvitation(context.Context, *DeclineInvitationRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeclineInvitation not implemented")
 }
+func (UnimplementedIdentityServiceServer) CreateGroup(context.Context, *CreateGroupRequest) (*Group, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateGroup not implemented")
+}
+func (UnimplementedIdentityServiceServer) GetGroup(context.Context, *GetGroupRequest) (*Group, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetGroup not implemented")
+}
+func (UnimplementedIdentityServiceServer) ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListGroups not implemented")
+}
+func (UnimplementedIdentityServiceServer) DeleteGroup(context.Context, *DeleteGroupRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteGroup not implemented")
+}
+func (UnimplementedIdentityServiceServer) AddGroupMember(context.Context, *AddGroupMemberRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddGroupMember not implemented")
+}
+func (UnimplementedIdentityServiceServer) RemoveGroupMember(context.Context, *RemoveGroupMemberRequest) (*emptypb.Empty, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveGroupMember not implemented")
+}
+func (UnimplementedIdentityServiceServer) ListGroupMembers(context.Context, *ListGroupMembersRequest) (*ListGroupMembersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListGroupMembers not implemented")
+}
 func (UnimplementedIdentityServiceServer) CreateServiceAccount(context.Context, *CreateServiceAccountRequest) (*CreateServiceAccountResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateServiceAccount not implemented")
 }
@@ -920,6 +1104,12 @@ func (UnimplementedIdentityServiceServer) SetQuota(context.Context, *SetQuotaReq
 }
 func (UnimplementedIdentityServiceServer) GetQuota(context.Context, *GetQuotaRequest) (*QuotaStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetQuota not implemented")
+}
+func (UnimplementedIdentityServiceServer) GetDefaultQuota(context.Context, *GetDefaultQuotaRequest) (*DefaultQuota, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetDefaultQuota not implemented")
+}
+func (UnimplementedIdentityServiceServer) SetDefaultQuota(context.Context, *SetDefaultQuotaRequest) (*DefaultQuota, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetDefaultQuota not implemented")
 }
 func (UnimplementedIdentityServiceServer) ListKeys(context.Context, *ListKeysRequest) (*ListKeysResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListKeys not implemented")
@@ -1350,6 +1540,132 @@ func _IdentityService_DeclineInvitation_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_CreateGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).CreateGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_CreateGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).CreateGroup(ctx, req.(*CreateGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_GetGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).GetGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_GetGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).GetGroup(ctx, req.(*GetGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_ListGroups_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListGroupsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).ListGroups(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_ListGroups_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).ListGroups(ctx, req.(*ListGroupsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_DeleteGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).DeleteGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_DeleteGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).DeleteGroup(ctx, req.(*DeleteGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_AddGroupMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddGroupMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).AddGroupMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_AddGroupMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).AddGroupMember(ctx, req.(*AddGroupMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_RemoveGroupMember_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveGroupMemberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).RemoveGroupMember(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_RemoveGroupMember_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).RemoveGroupMember(ctx, req.(*RemoveGroupMemberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_ListGroupMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListGroupMembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).ListGroupMembers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_ListGroupMembers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).ListGroupMembers(ctx, req.(*ListGroupMembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IdentityService_CreateServiceAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateServiceAccountRequest)
 	if err := dec(in); err != nil {
@@ -1584,6 +1900,42 @@ func _IdentityService_GetQuota_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_GetDefaultQuota_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetDefaultQuotaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).GetDefaultQuota(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_GetDefaultQuota_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).GetDefaultQuota(ctx, req.(*GetDefaultQuotaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_SetDefaultQuota_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetDefaultQuotaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).SetDefaultQuota(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_SetDefaultQuota_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).SetDefaultQuota(ctx, req.(*SetDefaultQuotaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IdentityService_ListKeys_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListKeysRequest)
 	if err := dec(in); err != nil {
@@ -1752,6 +2104,34 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _IdentityService_DeclineInvitation_Handler,
 		},
 		{
+			MethodName: "CreateGroup",
+			Handler:    _IdentityService_CreateGroup_Handler,
+		},
+		{
+			MethodName: "GetGroup",
+			Handler:    _IdentityService_GetGroup_Handler,
+		},
+		{
+			MethodName: "ListGroups",
+			Handler:    _IdentityService_ListGroups_Handler,
+		},
+		{
+			MethodName: "DeleteGroup",
+			Handler:    _IdentityService_DeleteGroup_Handler,
+		},
+		{
+			MethodName: "AddGroupMember",
+			Handler:    _IdentityService_AddGroupMember_Handler,
+		},
+		{
+			MethodName: "RemoveGroupMember",
+			Handler:    _IdentityService_RemoveGroupMember_Handler,
+		},
+		{
+			MethodName: "ListGroupMembers",
+			Handler:    _IdentityService_ListGroupMembers_Handler,
+		},
+		{
 			MethodName: "CreateServiceAccount",
 			Handler:    _IdentityService_CreateServiceAccount_Handler,
 		},
@@ -1802,6 +2182,14 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetQuota",
 			Handler:    _IdentityService_GetQuota_Handler,
+		},
+		{
+			MethodName: "GetDefaultQuota",
+			Handler:    _IdentityService_GetDefaultQuota_Handler,
+		},
+		{
+			MethodName: "SetDefaultQuota",
+			Handler:    _IdentityService_SetDefaultQuota_Handler,
 		},
 		{
 			MethodName: "ListKeys",

@@ -2831,6 +2831,129 @@ func (x *ListVpcsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type ListAllVpcsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllVpcsRequest) Reset() {
+	*x = ListAllVpcsRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllVpcsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllVpcsRequest) ProtoMessage() {}
+
+func (x *ListAllVpcsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllVpcsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllVpcsRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListAllVpcsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllVpcsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllVpcsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllVpcsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllVpcsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Vpcs  []*Vpc                 `protobuf:"bytes,1,rep,name=vpcs,proto3" json:"vpcs,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllVpcsResponse) Reset() {
+	*x = ListAllVpcsResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllVpcsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllVpcsResponse) ProtoMessage() {}
+
+func (x *ListAllVpcsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllVpcsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllVpcsResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ListAllVpcsResponse) GetVpcs() []*Vpc {
+	if x != nil {
+		return x.Vpcs
+	}
+	return nil
+}
+
+func (x *ListAllVpcsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 type DeleteVpcRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -2842,7 +2965,7 @@ type DeleteVpcRequest struct {
 
 func (x *DeleteVpcRequest) Reset() {
 	*x = DeleteVpcRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[22]
+	mi := &file_network_v1_network_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +2977,7 @@ func (x *DeleteVpcRequest) String() string {
 func (*DeleteVpcRequest) ProtoMessage() {}
 
 func (x *DeleteVpcRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[22]
+	mi := &file_network_v1_network_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +2990,7 @@ func (x *DeleteVpcRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVpcRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVpcRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{22}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteVpcRequest) GetOrgId() string {
@@ -2899,7 +3022,7 @@ type DeleteVpcResponse struct {
 
 func (x *DeleteVpcResponse) Reset() {
 	*x = DeleteVpcResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[23]
+	mi := &file_network_v1_network_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3034,7 @@ func (x *DeleteVpcResponse) String() string {
 func (*DeleteVpcResponse) ProtoMessage() {}
 
 func (x *DeleteVpcResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[23]
+	mi := &file_network_v1_network_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3047,7 @@ func (x *DeleteVpcResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVpcResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVpcResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{23}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{25}
 }
 
 type CreateSubnetRequest struct {
@@ -2947,7 +3070,7 @@ type CreateSubnetRequest struct {
 
 func (x *CreateSubnetRequest) Reset() {
 	*x = CreateSubnetRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[24]
+	mi := &file_network_v1_network_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3082,7 @@ func (x *CreateSubnetRequest) String() string {
 func (*CreateSubnetRequest) ProtoMessage() {}
 
 func (x *CreateSubnetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[24]
+	mi := &file_network_v1_network_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3095,7 @@ func (x *CreateSubnetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSubnetRequest.ProtoReflect.Descriptor instead.
 func (*CreateSubnetRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{24}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateSubnetRequest) GetOrgId() string {
@@ -3054,7 +3177,7 @@ type DnsServers struct {
 
 func (x *DnsServers) Reset() {
 	*x = DnsServers{}
-	mi := &file_network_v1_network_proto_msgTypes[25]
+	mi := &file_network_v1_network_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3066,7 +3189,7 @@ func (x *DnsServers) String() string {
 func (*DnsServers) ProtoMessage() {}
 
 func (x *DnsServers) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[25]
+	mi := &file_network_v1_network_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3079,7 +3202,7 @@ func (x *DnsServers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DnsServers.ProtoReflect.Descriptor instead.
 func (*DnsServers) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{25}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DnsServers) GetAddresses() []string {
@@ -3105,7 +3228,7 @@ type UpdateSubnetRequest struct {
 
 func (x *UpdateSubnetRequest) Reset() {
 	*x = UpdateSubnetRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[26]
+	mi := &file_network_v1_network_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3240,7 @@ func (x *UpdateSubnetRequest) String() string {
 func (*UpdateSubnetRequest) ProtoMessage() {}
 
 func (x *UpdateSubnetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[26]
+	mi := &file_network_v1_network_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3253,7 @@ func (x *UpdateSubnetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSubnetRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSubnetRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{26}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UpdateSubnetRequest) GetOrgId() string {
@@ -3193,7 +3316,7 @@ type GetSubnetRequest struct {
 
 func (x *GetSubnetRequest) Reset() {
 	*x = GetSubnetRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[27]
+	mi := &file_network_v1_network_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3328,7 @@ func (x *GetSubnetRequest) String() string {
 func (*GetSubnetRequest) ProtoMessage() {}
 
 func (x *GetSubnetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[27]
+	mi := &file_network_v1_network_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3341,7 @@ func (x *GetSubnetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSubnetRequest.ProtoReflect.Descriptor instead.
 func (*GetSubnetRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{27}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetSubnetRequest) GetOrgId() string {
@@ -3259,7 +3382,7 @@ type ListSubnetsRequest struct {
 
 func (x *ListSubnetsRequest) Reset() {
 	*x = ListSubnetsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[28]
+	mi := &file_network_v1_network_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3394,7 @@ func (x *ListSubnetsRequest) String() string {
 func (*ListSubnetsRequest) ProtoMessage() {}
 
 func (x *ListSubnetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[28]
+	mi := &file_network_v1_network_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3407,7 @@ func (x *ListSubnetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubnetsRequest.ProtoReflect.Descriptor instead.
 func (*ListSubnetsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{28}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListSubnetsRequest) GetOrgId() string {
@@ -3340,7 +3463,7 @@ type ListSubnetsResponse struct {
 
 func (x *ListSubnetsResponse) Reset() {
 	*x = ListSubnetsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[29]
+	mi := &file_network_v1_network_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3352,7 +3475,7 @@ func (x *ListSubnetsResponse) String() string {
 func (*ListSubnetsResponse) ProtoMessage() {}
 
 func (x *ListSubnetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[29]
+	mi := &file_network_v1_network_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3365,7 +3488,7 @@ func (x *ListSubnetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubnetsResponse.ProtoReflect.Descriptor instead.
 func (*ListSubnetsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{29}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListSubnetsResponse) GetSubnets() []*Subnet {
@@ -3376,6 +3499,129 @@ func (x *ListSubnetsResponse) GetSubnets() []*Subnet {
 }
 
 func (x *ListSubnetsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAllSubnetsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllSubnetsRequest) Reset() {
+	*x = ListAllSubnetsRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllSubnetsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllSubnetsRequest) ProtoMessage() {}
+
+func (x *ListAllSubnetsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllSubnetsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllSubnetsRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ListAllSubnetsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllSubnetsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllSubnetsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllSubnetsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllSubnetsResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Subnets []*Subnet              `protobuf:"bytes,1,rep,name=subnets,proto3" json:"subnets,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllSubnetsResponse) Reset() {
+	*x = ListAllSubnetsResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllSubnetsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllSubnetsResponse) ProtoMessage() {}
+
+func (x *ListAllSubnetsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllSubnetsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllSubnetsResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListAllSubnetsResponse) GetSubnets() []*Subnet {
+	if x != nil {
+		return x.Subnets
+	}
+	return nil
+}
+
+func (x *ListAllSubnetsResponse) GetNextPageToken() string {
 	if x != nil {
 		return x.NextPageToken
 	}
@@ -3393,7 +3639,7 @@ type DeleteSubnetRequest struct {
 
 func (x *DeleteSubnetRequest) Reset() {
 	*x = DeleteSubnetRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[30]
+	mi := &file_network_v1_network_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3651,7 @@ func (x *DeleteSubnetRequest) String() string {
 func (*DeleteSubnetRequest) ProtoMessage() {}
 
 func (x *DeleteSubnetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[30]
+	mi := &file_network_v1_network_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3664,7 @@ func (x *DeleteSubnetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSubnetRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSubnetRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{30}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteSubnetRequest) GetOrgId() string {
@@ -3450,7 +3696,7 @@ type DeleteSubnetResponse struct {
 
 func (x *DeleteSubnetResponse) Reset() {
 	*x = DeleteSubnetResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[31]
+	mi := &file_network_v1_network_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3462,7 +3708,7 @@ func (x *DeleteSubnetResponse) String() string {
 func (*DeleteSubnetResponse) ProtoMessage() {}
 
 func (x *DeleteSubnetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[31]
+	mi := &file_network_v1_network_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3475,7 +3721,7 @@ func (x *DeleteSubnetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSubnetResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSubnetResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{31}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{35}
 }
 
 type GroupIds struct {
@@ -3487,7 +3733,7 @@ type GroupIds struct {
 
 func (x *GroupIds) Reset() {
 	*x = GroupIds{}
-	mi := &file_network_v1_network_proto_msgTypes[32]
+	mi := &file_network_v1_network_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3745,7 @@ func (x *GroupIds) String() string {
 func (*GroupIds) ProtoMessage() {}
 
 func (x *GroupIds) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[32]
+	mi := &file_network_v1_network_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3758,7 @@ func (x *GroupIds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupIds.ProtoReflect.Descriptor instead.
 func (*GroupIds) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{32}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GroupIds) GetIds() []string {
@@ -3531,7 +3777,7 @@ type AddressPairs struct {
 
 func (x *AddressPairs) Reset() {
 	*x = AddressPairs{}
-	mi := &file_network_v1_network_proto_msgTypes[33]
+	mi := &file_network_v1_network_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3543,7 +3789,7 @@ func (x *AddressPairs) String() string {
 func (*AddressPairs) ProtoMessage() {}
 
 func (x *AddressPairs) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[33]
+	mi := &file_network_v1_network_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3556,7 +3802,7 @@ func (x *AddressPairs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressPairs.ProtoReflect.Descriptor instead.
 func (*AddressPairs) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{33}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AddressPairs) GetPairs() []*AddressPair {
@@ -3575,7 +3821,7 @@ type PortLabels struct {
 
 func (x *PortLabels) Reset() {
 	*x = PortLabels{}
-	mi := &file_network_v1_network_proto_msgTypes[34]
+	mi := &file_network_v1_network_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +3833,7 @@ func (x *PortLabels) String() string {
 func (*PortLabels) ProtoMessage() {}
 
 func (x *PortLabels) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[34]
+	mi := &file_network_v1_network_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +3846,7 @@ func (x *PortLabels) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortLabels.ProtoReflect.Descriptor instead.
 func (*PortLabels) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{34}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PortLabels) GetLabels() map[string]string {
@@ -3635,7 +3881,7 @@ type CreatePortRequest struct {
 
 func (x *CreatePortRequest) Reset() {
 	*x = CreatePortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[35]
+	mi := &file_network_v1_network_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3893,7 @@ func (x *CreatePortRequest) String() string {
 func (*CreatePortRequest) ProtoMessage() {}
 
 func (x *CreatePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[35]
+	mi := &file_network_v1_network_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3906,7 @@ func (x *CreatePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePortRequest.ProtoReflect.Descriptor instead.
 func (*CreatePortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{35}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreatePortRequest) GetOrgId() string {
@@ -3775,7 +4021,7 @@ type UpdatePortRequest struct {
 
 func (x *UpdatePortRequest) Reset() {
 	*x = UpdatePortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[36]
+	mi := &file_network_v1_network_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +4033,7 @@ func (x *UpdatePortRequest) String() string {
 func (*UpdatePortRequest) ProtoMessage() {}
 
 func (x *UpdatePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[36]
+	mi := &file_network_v1_network_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +4046,7 @@ func (x *UpdatePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePortRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{36}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UpdatePortRequest) GetOrgId() string {
@@ -3884,7 +4130,7 @@ type GetPortRequest struct {
 
 func (x *GetPortRequest) Reset() {
 	*x = GetPortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[37]
+	mi := &file_network_v1_network_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3896,7 +4142,7 @@ func (x *GetPortRequest) String() string {
 func (*GetPortRequest) ProtoMessage() {}
 
 func (x *GetPortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[37]
+	mi := &file_network_v1_network_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3909,7 +4155,7 @@ func (x *GetPortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPortRequest.ProtoReflect.Descriptor instead.
 func (*GetPortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{37}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetPortRequest) GetOrgId() string {
@@ -3953,7 +4199,7 @@ type ListPortsRequest struct {
 
 func (x *ListPortsRequest) Reset() {
 	*x = ListPortsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[38]
+	mi := &file_network_v1_network_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3965,7 +4211,7 @@ func (x *ListPortsRequest) String() string {
 func (*ListPortsRequest) ProtoMessage() {}
 
 func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[38]
+	mi := &file_network_v1_network_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3978,7 +4224,7 @@ func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsRequest.ProtoReflect.Descriptor instead.
 func (*ListPortsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{38}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListPortsRequest) GetOrgId() string {
@@ -4055,7 +4301,7 @@ type ListPortsResponse struct {
 
 func (x *ListPortsResponse) Reset() {
 	*x = ListPortsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[39]
+	mi := &file_network_v1_network_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4067,7 +4313,7 @@ func (x *ListPortsResponse) String() string {
 func (*ListPortsResponse) ProtoMessage() {}
 
 func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[39]
+	mi := &file_network_v1_network_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4080,7 +4326,7 @@ func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsResponse.ProtoReflect.Descriptor instead.
 func (*ListPortsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{39}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListPortsResponse) GetPorts() []*Port {
@@ -4091,6 +4337,129 @@ func (x *ListPortsResponse) GetPorts() []*Port {
 }
 
 func (x *ListPortsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAllPortsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllPortsRequest) Reset() {
+	*x = ListAllPortsRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllPortsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllPortsRequest) ProtoMessage() {}
+
+func (x *ListAllPortsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllPortsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllPortsRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ListAllPortsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllPortsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllPortsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllPortsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllPortsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ports []*Port                `protobuf:"bytes,1,rep,name=ports,proto3" json:"ports,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllPortsResponse) Reset() {
+	*x = ListAllPortsResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllPortsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllPortsResponse) ProtoMessage() {}
+
+func (x *ListAllPortsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllPortsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllPortsResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ListAllPortsResponse) GetPorts() []*Port {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *ListAllPortsResponse) GetNextPageToken() string {
 	if x != nil {
 		return x.NextPageToken
 	}
@@ -4108,7 +4477,7 @@ type DeletePortRequest struct {
 
 func (x *DeletePortRequest) Reset() {
 	*x = DeletePortRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[40]
+	mi := &file_network_v1_network_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4120,7 +4489,7 @@ func (x *DeletePortRequest) String() string {
 func (*DeletePortRequest) ProtoMessage() {}
 
 func (x *DeletePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[40]
+	mi := &file_network_v1_network_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4133,7 +4502,7 @@ func (x *DeletePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePortRequest.ProtoReflect.Descriptor instead.
 func (*DeletePortRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{40}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeletePortRequest) GetOrgId() string {
@@ -4165,7 +4534,7 @@ type DeletePortResponse struct {
 
 func (x *DeletePortResponse) Reset() {
 	*x = DeletePortResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[41]
+	mi := &file_network_v1_network_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4177,7 +4546,7 @@ func (x *DeletePortResponse) String() string {
 func (*DeletePortResponse) ProtoMessage() {}
 
 func (x *DeletePortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[41]
+	mi := &file_network_v1_network_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4190,7 +4559,7 @@ func (x *DeletePortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePortResponse.ProtoReflect.Descriptor instead.
 func (*DeletePortResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{41}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{47}
 }
 
 type CreateSecurityGroupRequest struct {
@@ -4206,7 +4575,7 @@ type CreateSecurityGroupRequest struct {
 
 func (x *CreateSecurityGroupRequest) Reset() {
 	*x = CreateSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[42]
+	mi := &file_network_v1_network_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4218,7 +4587,7 @@ func (x *CreateSecurityGroupRequest) String() string {
 func (*CreateSecurityGroupRequest) ProtoMessage() {}
 
 func (x *CreateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[42]
+	mi := &file_network_v1_network_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4231,7 +4600,7 @@ func (x *CreateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*CreateSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{42}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreateSecurityGroupRequest) GetOrgId() string {
@@ -4282,7 +4651,7 @@ type UpdateSecurityGroupRequest struct {
 
 func (x *UpdateSecurityGroupRequest) Reset() {
 	*x = UpdateSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[43]
+	mi := &file_network_v1_network_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4663,7 @@ func (x *UpdateSecurityGroupRequest) String() string {
 func (*UpdateSecurityGroupRequest) ProtoMessage() {}
 
 func (x *UpdateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[43]
+	mi := &file_network_v1_network_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4676,7 @@ func (x *UpdateSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{43}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *UpdateSecurityGroupRequest) GetOrgId() string {
@@ -4356,7 +4725,7 @@ type GetSecurityGroupRequest struct {
 
 func (x *GetSecurityGroupRequest) Reset() {
 	*x = GetSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[44]
+	mi := &file_network_v1_network_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4368,7 +4737,7 @@ func (x *GetSecurityGroupRequest) String() string {
 func (*GetSecurityGroupRequest) ProtoMessage() {}
 
 func (x *GetSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[44]
+	mi := &file_network_v1_network_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4381,7 +4750,7 @@ func (x *GetSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*GetSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{44}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetSecurityGroupRequest) GetOrgId() string {
@@ -4421,7 +4790,7 @@ type ListSecurityGroupsRequest struct {
 
 func (x *ListSecurityGroupsRequest) Reset() {
 	*x = ListSecurityGroupsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[45]
+	mi := &file_network_v1_network_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4433,7 +4802,7 @@ func (x *ListSecurityGroupsRequest) String() string {
 func (*ListSecurityGroupsRequest) ProtoMessage() {}
 
 func (x *ListSecurityGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[45]
+	mi := &file_network_v1_network_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4446,7 +4815,7 @@ func (x *ListSecurityGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecurityGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListSecurityGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{45}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListSecurityGroupsRequest) GetOrgId() string {
@@ -4495,7 +4864,7 @@ type ListSecurityGroupsResponse struct {
 
 func (x *ListSecurityGroupsResponse) Reset() {
 	*x = ListSecurityGroupsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[46]
+	mi := &file_network_v1_network_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4507,7 +4876,7 @@ func (x *ListSecurityGroupsResponse) String() string {
 func (*ListSecurityGroupsResponse) ProtoMessage() {}
 
 func (x *ListSecurityGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[46]
+	mi := &file_network_v1_network_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4520,7 +4889,7 @@ func (x *ListSecurityGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSecurityGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListSecurityGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{46}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListSecurityGroupsResponse) GetSecurityGroups() []*SecurityGroup {
@@ -4548,7 +4917,7 @@ type DeleteSecurityGroupRequest struct {
 
 func (x *DeleteSecurityGroupRequest) Reset() {
 	*x = DeleteSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[47]
+	mi := &file_network_v1_network_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4560,7 +4929,7 @@ func (x *DeleteSecurityGroupRequest) String() string {
 func (*DeleteSecurityGroupRequest) ProtoMessage() {}
 
 func (x *DeleteSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[47]
+	mi := &file_network_v1_network_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4573,7 +4942,7 @@ func (x *DeleteSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{47}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeleteSecurityGroupRequest) GetOrgId() string {
@@ -4605,7 +4974,7 @@ type DeleteSecurityGroupResponse struct {
 
 func (x *DeleteSecurityGroupResponse) Reset() {
 	*x = DeleteSecurityGroupResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[48]
+	mi := &file_network_v1_network_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +4986,7 @@ func (x *DeleteSecurityGroupResponse) String() string {
 func (*DeleteSecurityGroupResponse) ProtoMessage() {}
 
 func (x *DeleteSecurityGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[48]
+	mi := &file_network_v1_network_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +4999,7 @@ func (x *DeleteSecurityGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecurityGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSecurityGroupResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{48}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{54}
 }
 
 type AddSecurityGroupRuleRequest struct {
@@ -4645,7 +5014,7 @@ type AddSecurityGroupRuleRequest struct {
 
 func (x *AddSecurityGroupRuleRequest) Reset() {
 	*x = AddSecurityGroupRuleRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[49]
+	mi := &file_network_v1_network_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4657,7 +5026,7 @@ func (x *AddSecurityGroupRuleRequest) String() string {
 func (*AddSecurityGroupRuleRequest) ProtoMessage() {}
 
 func (x *AddSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[49]
+	mi := &file_network_v1_network_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4670,7 +5039,7 @@ func (x *AddSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddSecurityGroupRuleRequest.ProtoReflect.Descriptor instead.
 func (*AddSecurityGroupRuleRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{49}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AddSecurityGroupRuleRequest) GetOrgId() string {
@@ -4713,7 +5082,7 @@ type RemoveSecurityGroupRuleRequest struct {
 
 func (x *RemoveSecurityGroupRuleRequest) Reset() {
 	*x = RemoveSecurityGroupRuleRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[50]
+	mi := &file_network_v1_network_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +5094,7 @@ func (x *RemoveSecurityGroupRuleRequest) String() string {
 func (*RemoveSecurityGroupRuleRequest) ProtoMessage() {}
 
 func (x *RemoveSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[50]
+	mi := &file_network_v1_network_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4738,7 +5107,7 @@ func (x *RemoveSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSecurityGroupRuleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSecurityGroupRuleRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{50}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemoveSecurityGroupRuleRequest) GetOrgId() string {
@@ -4778,7 +5147,7 @@ type Routes struct {
 
 func (x *Routes) Reset() {
 	*x = Routes{}
-	mi := &file_network_v1_network_proto_msgTypes[51]
+	mi := &file_network_v1_network_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +5159,7 @@ func (x *Routes) String() string {
 func (*Routes) ProtoMessage() {}
 
 func (x *Routes) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[51]
+	mi := &file_network_v1_network_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +5172,7 @@ func (x *Routes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Routes.ProtoReflect.Descriptor instead.
 func (*Routes) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{51}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Routes) GetRoutes() []*Route {
@@ -4822,7 +5191,7 @@ type SubnetIds struct {
 
 func (x *SubnetIds) Reset() {
 	*x = SubnetIds{}
-	mi := &file_network_v1_network_proto_msgTypes[52]
+	mi := &file_network_v1_network_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4834,7 +5203,7 @@ func (x *SubnetIds) String() string {
 func (*SubnetIds) ProtoMessage() {}
 
 func (x *SubnetIds) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[52]
+	mi := &file_network_v1_network_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4847,7 +5216,7 @@ func (x *SubnetIds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubnetIds.ProtoReflect.Descriptor instead.
 func (*SubnetIds) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{52}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SubnetIds) GetIds() []string {
@@ -4872,7 +5241,7 @@ type CreateRouteTableRequest struct {
 
 func (x *CreateRouteTableRequest) Reset() {
 	*x = CreateRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[53]
+	mi := &file_network_v1_network_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4884,7 +5253,7 @@ func (x *CreateRouteTableRequest) String() string {
 func (*CreateRouteTableRequest) ProtoMessage() {}
 
 func (x *CreateRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[53]
+	mi := &file_network_v1_network_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4897,7 +5266,7 @@ func (x *CreateRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{53}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateRouteTableRequest) GetOrgId() string {
@@ -4966,7 +5335,7 @@ type UpdateRouteTableRequest struct {
 
 func (x *UpdateRouteTableRequest) Reset() {
 	*x = UpdateRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[54]
+	mi := &file_network_v1_network_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4978,7 +5347,7 @@ func (x *UpdateRouteTableRequest) String() string {
 func (*UpdateRouteTableRequest) ProtoMessage() {}
 
 func (x *UpdateRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[54]
+	mi := &file_network_v1_network_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4991,7 +5360,7 @@ func (x *UpdateRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{54}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UpdateRouteTableRequest) GetOrgId() string {
@@ -5054,7 +5423,7 @@ type GetRouteTableRequest struct {
 
 func (x *GetRouteTableRequest) Reset() {
 	*x = GetRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[55]
+	mi := &file_network_v1_network_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5066,7 +5435,7 @@ func (x *GetRouteTableRequest) String() string {
 func (*GetRouteTableRequest) ProtoMessage() {}
 
 func (x *GetRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[55]
+	mi := &file_network_v1_network_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5079,7 +5448,7 @@ func (x *GetRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*GetRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{55}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *GetRouteTableRequest) GetOrgId() string {
@@ -5120,7 +5489,7 @@ type ListRouteTablesRequest struct {
 
 func (x *ListRouteTablesRequest) Reset() {
 	*x = ListRouteTablesRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[56]
+	mi := &file_network_v1_network_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5132,7 +5501,7 @@ func (x *ListRouteTablesRequest) String() string {
 func (*ListRouteTablesRequest) ProtoMessage() {}
 
 func (x *ListRouteTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[56]
+	mi := &file_network_v1_network_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5145,7 +5514,7 @@ func (x *ListRouteTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouteTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListRouteTablesRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{56}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListRouteTablesRequest) GetOrgId() string {
@@ -5201,7 +5570,7 @@ type ListRouteTablesResponse struct {
 
 func (x *ListRouteTablesResponse) Reset() {
 	*x = ListRouteTablesResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[57]
+	mi := &file_network_v1_network_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +5582,7 @@ func (x *ListRouteTablesResponse) String() string {
 func (*ListRouteTablesResponse) ProtoMessage() {}
 
 func (x *ListRouteTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[57]
+	mi := &file_network_v1_network_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +5595,7 @@ func (x *ListRouteTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouteTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListRouteTablesResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{57}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListRouteTablesResponse) GetRouteTables() []*RouteTable {
@@ -5254,7 +5623,7 @@ type DeleteRouteTableRequest struct {
 
 func (x *DeleteRouteTableRequest) Reset() {
 	*x = DeleteRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[58]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5266,7 +5635,7 @@ func (x *DeleteRouteTableRequest) String() string {
 func (*DeleteRouteTableRequest) ProtoMessage() {}
 
 func (x *DeleteRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[58]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5279,7 +5648,7 @@ func (x *DeleteRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{58}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeleteRouteTableRequest) GetOrgId() string {
@@ -5311,7 +5680,7 @@ type DeleteRouteTableResponse struct {
 
 func (x *DeleteRouteTableResponse) Reset() {
 	*x = DeleteRouteTableResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[59]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5323,7 +5692,7 @@ func (x *DeleteRouteTableResponse) String() string {
 func (*DeleteRouteTableResponse) ProtoMessage() {}
 
 func (x *DeleteRouteTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[59]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5336,7 +5705,7 @@ func (x *DeleteRouteTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouteTableResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRouteTableResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{59}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
 }
 
 type CreateNatGatewayRequest struct {
@@ -5358,7 +5727,7 @@ type CreateNatGatewayRequest struct {
 
 func (x *CreateNatGatewayRequest) Reset() {
 	*x = CreateNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[60]
+	mi := &file_network_v1_network_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5370,7 +5739,7 @@ func (x *CreateNatGatewayRequest) String() string {
 func (*CreateNatGatewayRequest) ProtoMessage() {}
 
 func (x *CreateNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[60]
+	mi := &file_network_v1_network_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5383,7 +5752,7 @@ func (x *CreateNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*CreateNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{60}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CreateNatGatewayRequest) GetOrgId() string {
@@ -5453,7 +5822,7 @@ type GetNatGatewayRequest struct {
 
 func (x *GetNatGatewayRequest) Reset() {
 	*x = GetNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[61]
+	mi := &file_network_v1_network_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5465,7 +5834,7 @@ func (x *GetNatGatewayRequest) String() string {
 func (*GetNatGatewayRequest) ProtoMessage() {}
 
 func (x *GetNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[61]
+	mi := &file_network_v1_network_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5478,7 +5847,7 @@ func (x *GetNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*GetNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{61}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetNatGatewayRequest) GetOrgId() string {
@@ -5519,7 +5888,7 @@ type ListNatGatewaysRequest struct {
 
 func (x *ListNatGatewaysRequest) Reset() {
 	*x = ListNatGatewaysRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[62]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5531,7 +5900,7 @@ func (x *ListNatGatewaysRequest) String() string {
 func (*ListNatGatewaysRequest) ProtoMessage() {}
 
 func (x *ListNatGatewaysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[62]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5544,7 +5913,7 @@ func (x *ListNatGatewaysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNatGatewaysRequest.ProtoReflect.Descriptor instead.
 func (*ListNatGatewaysRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{62}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListNatGatewaysRequest) GetOrgId() string {
@@ -5600,7 +5969,7 @@ type ListNatGatewaysResponse struct {
 
 func (x *ListNatGatewaysResponse) Reset() {
 	*x = ListNatGatewaysResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5612,7 +5981,7 @@ func (x *ListNatGatewaysResponse) String() string {
 func (*ListNatGatewaysResponse) ProtoMessage() {}
 
 func (x *ListNatGatewaysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5625,7 +5994,7 @@ func (x *ListNatGatewaysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNatGatewaysResponse.ProtoReflect.Descriptor instead.
 func (*ListNatGatewaysResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListNatGatewaysResponse) GetNatGateways() []*NatGateway {
@@ -5656,7 +6025,7 @@ type UpdateNatGatewayRequest struct {
 
 func (x *UpdateNatGatewayRequest) Reset() {
 	*x = UpdateNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5668,7 +6037,7 @@ func (x *UpdateNatGatewayRequest) String() string {
 func (*UpdateNatGatewayRequest) ProtoMessage() {}
 
 func (x *UpdateNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5681,7 +6050,7 @@ func (x *UpdateNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*UpdateNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *UpdateNatGatewayRequest) GetOrgId() string {
@@ -5737,7 +6106,7 @@ type DeleteNatGatewayRequest struct {
 
 func (x *DeleteNatGatewayRequest) Reset() {
 	*x = DeleteNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5749,7 +6118,7 @@ func (x *DeleteNatGatewayRequest) String() string {
 func (*DeleteNatGatewayRequest) ProtoMessage() {}
 
 func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5762,7 +6131,7 @@ func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DeleteNatGatewayRequest) GetOrgId() string {
@@ -5794,7 +6163,7 @@ type DeleteNatGatewayResponse struct {
 
 func (x *DeleteNatGatewayResponse) Reset() {
 	*x = DeleteNatGatewayResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5806,7 +6175,7 @@ func (x *DeleteNatGatewayResponse) String() string {
 func (*DeleteNatGatewayResponse) ProtoMessage() {}
 
 func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5819,7 +6188,7 @@ func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
 }
 
 type CreateFloatingIpRequest struct {
@@ -5839,7 +6208,7 @@ type CreateFloatingIpRequest struct {
 
 func (x *CreateFloatingIpRequest) Reset() {
 	*x = CreateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5851,7 +6220,7 @@ func (x *CreateFloatingIpRequest) String() string {
 func (*CreateFloatingIpRequest) ProtoMessage() {}
 
 func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5864,7 +6233,7 @@ func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CreateFloatingIpRequest) GetOrgId() string {
@@ -5939,7 +6308,7 @@ type UpdateFloatingIpRequest struct {
 
 func (x *UpdateFloatingIpRequest) Reset() {
 	*x = UpdateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5951,7 +6320,7 @@ func (x *UpdateFloatingIpRequest) String() string {
 func (*UpdateFloatingIpRequest) ProtoMessage() {}
 
 func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5964,7 +6333,7 @@ func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *UpdateFloatingIpRequest) GetOrgId() string {
@@ -6027,7 +6396,7 @@ type GetFloatingIpRequest struct {
 
 func (x *GetFloatingIpRequest) Reset() {
 	*x = GetFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6039,7 +6408,7 @@ func (x *GetFloatingIpRequest) String() string {
 func (*GetFloatingIpRequest) ProtoMessage() {}
 
 func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6052,7 +6421,7 @@ func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*GetFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetFloatingIpRequest) GetOrgId() string {
@@ -6093,7 +6462,7 @@ type ListFloatingIpsRequest struct {
 
 func (x *ListFloatingIpsRequest) Reset() {
 	*x = ListFloatingIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6105,7 +6474,7 @@ func (x *ListFloatingIpsRequest) String() string {
 func (*ListFloatingIpsRequest) ProtoMessage() {}
 
 func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6118,7 +6487,7 @@ func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListFloatingIpsRequest) GetOrgId() string {
@@ -6174,7 +6543,7 @@ type ListFloatingIpsResponse struct {
 
 func (x *ListFloatingIpsResponse) Reset() {
 	*x = ListFloatingIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6186,7 +6555,7 @@ func (x *ListFloatingIpsResponse) String() string {
 func (*ListFloatingIpsResponse) ProtoMessage() {}
 
 func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6199,7 +6568,7 @@ func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListFloatingIpsResponse) GetFloatingIps() []*FloatingIp {
@@ -6227,7 +6596,7 @@ type DeleteFloatingIpRequest struct {
 
 func (x *DeleteFloatingIpRequest) Reset() {
 	*x = DeleteFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6239,7 +6608,7 @@ func (x *DeleteFloatingIpRequest) String() string {
 func (*DeleteFloatingIpRequest) ProtoMessage() {}
 
 func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6252,7 +6621,7 @@ func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DeleteFloatingIpRequest) GetOrgId() string {
@@ -6284,7 +6653,7 @@ type DeleteFloatingIpResponse struct {
 
 func (x *DeleteFloatingIpResponse) Reset() {
 	*x = DeleteFloatingIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6296,7 +6665,7 @@ func (x *DeleteFloatingIpResponse) String() string {
 func (*DeleteFloatingIpResponse) ProtoMessage() {}
 
 func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6309,7 +6678,7 @@ func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
 }
 
 type CreateServiceIpRequest struct {
@@ -6336,7 +6705,7 @@ type CreateServiceIpRequest struct {
 
 func (x *CreateServiceIpRequest) Reset() {
 	*x = CreateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6348,7 +6717,7 @@ func (x *CreateServiceIpRequest) String() string {
 func (*CreateServiceIpRequest) ProtoMessage() {}
 
 func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6361,7 +6730,7 @@ func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CreateServiceIpRequest) GetOrgId() string {
@@ -6467,7 +6836,7 @@ type UpdateServiceIpRequest struct {
 
 func (x *UpdateServiceIpRequest) Reset() {
 	*x = UpdateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6479,7 +6848,7 @@ func (x *UpdateServiceIpRequest) String() string {
 func (*UpdateServiceIpRequest) ProtoMessage() {}
 
 func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6492,7 +6861,7 @@ func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *UpdateServiceIpRequest) GetOrgId() string {
@@ -6576,7 +6945,7 @@ type GetServiceIpRequest struct {
 
 func (x *GetServiceIpRequest) Reset() {
 	*x = GetServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6588,7 +6957,7 @@ func (x *GetServiceIpRequest) String() string {
 func (*GetServiceIpRequest) ProtoMessage() {}
 
 func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6601,7 +6970,7 @@ func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetServiceIpRequest) GetOrgId() string {
@@ -6642,7 +7011,7 @@ type ListServiceIpsRequest struct {
 
 func (x *ListServiceIpsRequest) Reset() {
 	*x = ListServiceIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6654,7 +7023,7 @@ func (x *ListServiceIpsRequest) String() string {
 func (*ListServiceIpsRequest) ProtoMessage() {}
 
 func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6667,7 +7036,7 @@ func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListServiceIpsRequest) GetOrgId() string {
@@ -6723,7 +7092,7 @@ type ListServiceIpsResponse struct {
 
 func (x *ListServiceIpsResponse) Reset() {
 	*x = ListServiceIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6735,7 +7104,7 @@ func (x *ListServiceIpsResponse) String() string {
 func (*ListServiceIpsResponse) ProtoMessage() {}
 
 func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6748,7 +7117,7 @@ func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListServiceIpsResponse) GetServiceIps() []*ServiceIp {
@@ -6776,7 +7145,7 @@ type DeleteServiceIpRequest struct {
 
 func (x *DeleteServiceIpRequest) Reset() {
 	*x = DeleteServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6788,7 +7157,7 @@ func (x *DeleteServiceIpRequest) String() string {
 func (*DeleteServiceIpRequest) ProtoMessage() {}
 
 func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6801,7 +7170,7 @@ func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DeleteServiceIpRequest) GetOrgId() string {
@@ -6833,7 +7202,7 @@ type DeleteServiceIpResponse struct {
 
 func (x *DeleteServiceIpResponse) Reset() {
 	*x = DeleteServiceIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6845,7 +7214,7 @@ func (x *DeleteServiceIpResponse) String() string {
 func (*DeleteServiceIpResponse) ProtoMessage() {}
 
 func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6858,7 +7227,7 @@ func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
 }
 
 type CreatePeeringRequest struct {
@@ -6877,7 +7246,7 @@ type CreatePeeringRequest struct {
 
 func (x *CreatePeeringRequest) Reset() {
 	*x = CreatePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6889,7 +7258,7 @@ func (x *CreatePeeringRequest) String() string {
 func (*CreatePeeringRequest) ProtoMessage() {}
 
 func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6902,7 +7271,7 @@ func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePeeringRequest.ProtoReflect.Descriptor instead.
 func (*CreatePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CreatePeeringRequest) GetOrgId() string {
@@ -6972,7 +7341,7 @@ type AcceptPeeringRequest struct {
 
 func (x *AcceptPeeringRequest) Reset() {
 	*x = AcceptPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6984,7 +7353,7 @@ func (x *AcceptPeeringRequest) String() string {
 func (*AcceptPeeringRequest) ProtoMessage() {}
 
 func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6997,7 +7366,7 @@ func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPeeringRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *AcceptPeeringRequest) GetOrgId() string {
@@ -7034,7 +7403,7 @@ type UpdatePeeringRequest struct {
 
 func (x *UpdatePeeringRequest) Reset() {
 	*x = UpdatePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7046,7 +7415,7 @@ func (x *UpdatePeeringRequest) String() string {
 func (*UpdatePeeringRequest) ProtoMessage() {}
 
 func (x *UpdatePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7059,7 +7428,7 @@ func (x *UpdatePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePeeringRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *UpdatePeeringRequest) GetOrgId() string {
@@ -7108,7 +7477,7 @@ type GetPeeringRequest struct {
 
 func (x *GetPeeringRequest) Reset() {
 	*x = GetPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7120,7 +7489,7 @@ func (x *GetPeeringRequest) String() string {
 func (*GetPeeringRequest) ProtoMessage() {}
 
 func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7133,7 +7502,7 @@ func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPeeringRequest.ProtoReflect.Descriptor instead.
 func (*GetPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GetPeeringRequest) GetOrgId() string {
@@ -7174,7 +7543,7 @@ type ListPeeringsRequest struct {
 
 func (x *ListPeeringsRequest) Reset() {
 	*x = ListPeeringsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7186,7 +7555,7 @@ func (x *ListPeeringsRequest) String() string {
 func (*ListPeeringsRequest) ProtoMessage() {}
 
 func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7199,7 +7568,7 @@ func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsRequest.ProtoReflect.Descriptor instead.
 func (*ListPeeringsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListPeeringsRequest) GetOrgId() string {
@@ -7255,7 +7624,7 @@ type ListPeeringsResponse struct {
 
 func (x *ListPeeringsResponse) Reset() {
 	*x = ListPeeringsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7267,7 +7636,7 @@ func (x *ListPeeringsResponse) String() string {
 func (*ListPeeringsResponse) ProtoMessage() {}
 
 func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7280,7 +7649,7 @@ func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsResponse.ProtoReflect.Descriptor instead.
 func (*ListPeeringsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListPeeringsResponse) GetPeerings() []*Peering {
@@ -7308,7 +7677,7 @@ type DeletePeeringRequest struct {
 
 func (x *DeletePeeringRequest) Reset() {
 	*x = DeletePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7320,7 +7689,7 @@ func (x *DeletePeeringRequest) String() string {
 func (*DeletePeeringRequest) ProtoMessage() {}
 
 func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7333,7 +7702,7 @@ func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringRequest.ProtoReflect.Descriptor instead.
 func (*DeletePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DeletePeeringRequest) GetOrgId() string {
@@ -7365,7 +7734,7 @@ type DeletePeeringResponse struct {
 
 func (x *DeletePeeringResponse) Reset() {
 	*x = DeletePeeringResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7377,7 +7746,7 @@ func (x *DeletePeeringResponse) String() string {
 func (*DeletePeeringResponse) ProtoMessage() {}
 
 func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7390,7 +7759,7 @@ func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringResponse.ProtoReflect.Descriptor instead.
 func (*DeletePeeringResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
 }
 
 type CreateExternalNetworkRequest struct {
@@ -7409,7 +7778,7 @@ type CreateExternalNetworkRequest struct {
 
 func (x *CreateExternalNetworkRequest) Reset() {
 	*x = CreateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7421,7 +7790,7 @@ func (x *CreateExternalNetworkRequest) String() string {
 func (*CreateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7434,7 +7803,7 @@ func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CreateExternalNetworkRequest) GetOrgId() string {
@@ -7502,7 +7871,7 @@ type AddressRanges struct {
 
 func (x *AddressRanges) Reset() {
 	*x = AddressRanges{}
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7514,7 +7883,7 @@ func (x *AddressRanges) String() string {
 func (*AddressRanges) ProtoMessage() {}
 
 func (x *AddressRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7527,7 +7896,7 @@ func (x *AddressRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRanges.ProtoReflect.Descriptor instead.
 func (*AddressRanges) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *AddressRanges) GetRanges() []*AddressRange {
@@ -7552,7 +7921,7 @@ type UpdateExternalNetworkRequest struct {
 
 func (x *UpdateExternalNetworkRequest) Reset() {
 	*x = UpdateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7564,7 +7933,7 @@ func (x *UpdateExternalNetworkRequest) String() string {
 func (*UpdateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7577,7 +7946,7 @@ func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*UpdateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *UpdateExternalNetworkRequest) GetOrgId() string {
@@ -7633,7 +8002,7 @@ type GetExternalNetworkRequest struct {
 
 func (x *GetExternalNetworkRequest) Reset() {
 	*x = GetExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7645,7 +8014,7 @@ func (x *GetExternalNetworkRequest) String() string {
 func (*GetExternalNetworkRequest) ProtoMessage() {}
 
 func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7658,7 +8027,7 @@ func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GetExternalNetworkRequest) GetOrgId() string {
@@ -7698,7 +8067,7 @@ type ListExternalNetworksRequest struct {
 
 func (x *ListExternalNetworksRequest) Reset() {
 	*x = ListExternalNetworksRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7710,7 +8079,7 @@ func (x *ListExternalNetworksRequest) String() string {
 func (*ListExternalNetworksRequest) ProtoMessage() {}
 
 func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7723,7 +8092,7 @@ func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ListExternalNetworksRequest) GetOrgId() string {
@@ -7772,7 +8141,7 @@ type ListExternalNetworksResponse struct {
 
 func (x *ListExternalNetworksResponse) Reset() {
 	*x = ListExternalNetworksResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7784,7 +8153,7 @@ func (x *ListExternalNetworksResponse) String() string {
 func (*ListExternalNetworksResponse) ProtoMessage() {}
 
 func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7797,7 +8166,7 @@ func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ListExternalNetworksResponse) GetExternalNetworks() []*ExternalNetwork {
@@ -7825,7 +8194,7 @@ type DeleteExternalNetworkRequest struct {
 
 func (x *DeleteExternalNetworkRequest) Reset() {
 	*x = DeleteExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7837,7 +8206,7 @@ func (x *DeleteExternalNetworkRequest) String() string {
 func (*DeleteExternalNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7850,7 +8219,7 @@ func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DeleteExternalNetworkRequest) GetOrgId() string {
@@ -7882,7 +8251,7 @@ type DeleteExternalNetworkResponse struct {
 
 func (x *DeleteExternalNetworkResponse) Reset() {
 	*x = DeleteExternalNetworkResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7894,7 +8263,7 @@ func (x *DeleteExternalNetworkResponse) String() string {
 func (*DeleteExternalNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7907,7 +8276,7 @@ func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{102}
 }
 
 type ExplainPathRequest struct {
@@ -7932,7 +8301,7 @@ type ExplainPathRequest struct {
 
 func (x *ExplainPathRequest) Reset() {
 	*x = ExplainPathRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7944,7 +8313,7 @@ func (x *ExplainPathRequest) String() string {
 func (*ExplainPathRequest) ProtoMessage() {}
 
 func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7957,7 +8326,7 @@ func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPathRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ExplainPathRequest) GetOrgId() string {
@@ -8040,7 +8409,7 @@ type PathStep struct {
 
 func (x *PathStep) Reset() {
 	*x = PathStep{}
-	mi := &file_network_v1_network_proto_msgTypes[98]
+	mi := &file_network_v1_network_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8052,7 +8421,7 @@ func (x *PathStep) String() string {
 func (*PathStep) ProtoMessage() {}
 
 func (x *PathStep) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[98]
+	mi := &file_network_v1_network_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8065,7 +8434,7 @@ func (x *PathStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStep.ProtoReflect.Descriptor instead.
 func (*PathStep) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{98}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *PathStep) GetStage() string {
@@ -8114,7 +8483,7 @@ type ExplainPathResponse struct {
 
 func (x *ExplainPathResponse) Reset() {
 	*x = ExplainPathResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[99]
+	mi := &file_network_v1_network_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8126,7 +8495,7 @@ func (x *ExplainPathResponse) String() string {
 func (*ExplainPathResponse) ProtoMessage() {}
 
 func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[99]
+	mi := &file_network_v1_network_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8139,7 +8508,7 @@ func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPathResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{99}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExplainPathResponse) GetPasses() bool {
@@ -8459,6 +8828,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x04name\x18\x05 \x01(\tR\x04name\"_\n" +
 	"\x10ListVpcsResponse\x12#\n" +
 	"\x04vpcs\x18\x01 \x03(\v2\x0f.network.v1.VpcR\x04vpcs\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x86\x01\n" +
+	"\x12ListAllVpcsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"b\n" +
+	"\x13ListAllVpcsResponse\x12#\n" +
+	"\x04vpcs\x18\x01 \x03(\v2\x0f.network.v1.VpcR\x04vpcs\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"X\n" +
 	"\x10DeleteVpcRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
@@ -8514,6 +8893,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12\x15\n" +
 	"\x06vpc_id\x18\x06 \x01(\tR\x05vpcId\"k\n" +
 	"\x13ListSubnetsResponse\x12,\n" +
+	"\asubnets\x18\x01 \x03(\v2\x12.network.v1.SubnetR\asubnets\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x89\x01\n" +
+	"\x15ListAllSubnetsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"n\n" +
+	"\x16ListAllSubnetsResponse\x12,\n" +
 	"\asubnets\x18\x01 \x03(\v2\x12.network.v1.SubnetR\asubnets\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13DeleteSubnetRequest\x12\x15\n" +
@@ -8589,6 +8978,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\tdevice_id\x18\b \x01(\tR\bdeviceId\x12*\n" +
 	"\x11security_group_id\x18\t \x01(\tR\x0fsecurityGroupId\"c\n" +
 	"\x11ListPortsResponse\x12&\n" +
+	"\x05ports\x18\x01 \x03(\v2\x10.network.v1.PortR\x05ports\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x87\x01\n" +
+	"\x13ListAllPortsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"f\n" +
+	"\x14ListAllPortsResponse\x12&\n" +
 	"\x05ports\x18\x01 \x03(\v2\x10.network.v1.PortR\x05ports\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"Y\n" +
 	"\x11DeletePortRequest\x12\x15\n" +
@@ -8998,22 +9397,25 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\bAffinity\x12\x18\n" +
 	"\x14AFFINITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rAFFINITY_NONE\x10\x01\x12\x16\n" +
-	"\x12AFFINITY_CLIENT_IP\x10\x022\xb3\"\n" +
+	"\x12AFFINITY_CLIENT_IP\x10\x022\xaf$\n" +
 	"\x0eNetworkService\x12:\n" +
 	"\tCreateVpc\x12\x1c.network.v1.CreateVpcRequest\x1a\x0f.network.v1.Vpc\x124\n" +
 	"\x06GetVpc\x12\x19.network.v1.GetVpcRequest\x1a\x0f.network.v1.Vpc\x12E\n" +
-	"\bListVpcs\x12\x1b.network.v1.ListVpcsRequest\x1a\x1c.network.v1.ListVpcsResponse\x12:\n" +
+	"\bListVpcs\x12\x1b.network.v1.ListVpcsRequest\x1a\x1c.network.v1.ListVpcsResponse\x12N\n" +
+	"\vListAllVpcs\x12\x1e.network.v1.ListAllVpcsRequest\x1a\x1f.network.v1.ListAllVpcsResponse\x12:\n" +
 	"\tUpdateVpc\x12\x1c.network.v1.UpdateVpcRequest\x1a\x0f.network.v1.Vpc\x12H\n" +
 	"\tDeleteVpc\x12\x1c.network.v1.DeleteVpcRequest\x1a\x1d.network.v1.DeleteVpcResponse\x12C\n" +
 	"\fCreateSubnet\x12\x1f.network.v1.CreateSubnetRequest\x1a\x12.network.v1.Subnet\x12=\n" +
 	"\tGetSubnet\x12\x1c.network.v1.GetSubnetRequest\x1a\x12.network.v1.Subnet\x12N\n" +
-	"\vListSubnets\x12\x1e.network.v1.ListSubnetsRequest\x1a\x1f.network.v1.ListSubnetsResponse\x12C\n" +
+	"\vListSubnets\x12\x1e.network.v1.ListSubnetsRequest\x1a\x1f.network.v1.ListSubnetsResponse\x12W\n" +
+	"\x0eListAllSubnets\x12!.network.v1.ListAllSubnetsRequest\x1a\".network.v1.ListAllSubnetsResponse\x12C\n" +
 	"\fUpdateSubnet\x12\x1f.network.v1.UpdateSubnetRequest\x1a\x12.network.v1.Subnet\x12Q\n" +
 	"\fDeleteSubnet\x12\x1f.network.v1.DeleteSubnetRequest\x1a .network.v1.DeleteSubnetResponse\x12=\n" +
 	"\n" +
 	"CreatePort\x12\x1d.network.v1.CreatePortRequest\x1a\x10.network.v1.Port\x127\n" +
 	"\aGetPort\x12\x1a.network.v1.GetPortRequest\x1a\x10.network.v1.Port\x12H\n" +
-	"\tListPorts\x12\x1c.network.v1.ListPortsRequest\x1a\x1d.network.v1.ListPortsResponse\x12=\n" +
+	"\tListPorts\x12\x1c.network.v1.ListPortsRequest\x1a\x1d.network.v1.ListPortsResponse\x12Q\n" +
+	"\fListAllPorts\x12\x1f.network.v1.ListAllPortsRequest\x1a .network.v1.ListAllPortsResponse\x12=\n" +
 	"\n" +
 	"UpdatePort\x12\x1d.network.v1.UpdatePortRequest\x1a\x10.network.v1.Port\x12K\n" +
 	"\n" +
@@ -9072,7 +9474,7 @@ func file_network_v1_network_proto_rawDescGZIP() []byte {
 }
 
 var file_network_v1_network_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
+var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
 var file_network_v1_network_proto_goTypes = []any{
 	(Status)(0),                            // 0: network.v1.Status
 	(Egress)(0),                            // 1: network.v1.Egress
@@ -9102,97 +9504,103 @@ var file_network_v1_network_proto_goTypes = []any{
 	(*GetVpcRequest)(nil),                  // 25: network.v1.GetVpcRequest
 	(*ListVpcsRequest)(nil),                // 26: network.v1.ListVpcsRequest
 	(*ListVpcsResponse)(nil),               // 27: network.v1.ListVpcsResponse
-	(*DeleteVpcRequest)(nil),               // 28: network.v1.DeleteVpcRequest
-	(*DeleteVpcResponse)(nil),              // 29: network.v1.DeleteVpcResponse
-	(*CreateSubnetRequest)(nil),            // 30: network.v1.CreateSubnetRequest
-	(*DnsServers)(nil),                     // 31: network.v1.DnsServers
-	(*UpdateSubnetRequest)(nil),            // 32: network.v1.UpdateSubnetRequest
-	(*GetSubnetRequest)(nil),               // 33: network.v1.GetSubnetRequest
-	(*ListSubnetsRequest)(nil),             // 34: network.v1.ListSubnetsRequest
-	(*ListSubnetsResponse)(nil),            // 35: network.v1.ListSubnetsResponse
-	(*DeleteSubnetRequest)(nil),            // 36: network.v1.DeleteSubnetRequest
-	(*DeleteSubnetResponse)(nil),           // 37: network.v1.DeleteSubnetResponse
-	(*GroupIds)(nil),                       // 38: network.v1.GroupIds
-	(*AddressPairs)(nil),                   // 39: network.v1.AddressPairs
-	(*PortLabels)(nil),                     // 40: network.v1.PortLabels
-	(*CreatePortRequest)(nil),              // 41: network.v1.CreatePortRequest
-	(*UpdatePortRequest)(nil),              // 42: network.v1.UpdatePortRequest
-	(*GetPortRequest)(nil),                 // 43: network.v1.GetPortRequest
-	(*ListPortsRequest)(nil),               // 44: network.v1.ListPortsRequest
-	(*ListPortsResponse)(nil),              // 45: network.v1.ListPortsResponse
-	(*DeletePortRequest)(nil),              // 46: network.v1.DeletePortRequest
-	(*DeletePortResponse)(nil),             // 47: network.v1.DeletePortResponse
-	(*CreateSecurityGroupRequest)(nil),     // 48: network.v1.CreateSecurityGroupRequest
-	(*UpdateSecurityGroupRequest)(nil),     // 49: network.v1.UpdateSecurityGroupRequest
-	(*GetSecurityGroupRequest)(nil),        // 50: network.v1.GetSecurityGroupRequest
-	(*ListSecurityGroupsRequest)(nil),      // 51: network.v1.ListSecurityGroupsRequest
-	(*ListSecurityGroupsResponse)(nil),     // 52: network.v1.ListSecurityGroupsResponse
-	(*DeleteSecurityGroupRequest)(nil),     // 53: network.v1.DeleteSecurityGroupRequest
-	(*DeleteSecurityGroupResponse)(nil),    // 54: network.v1.DeleteSecurityGroupResponse
-	(*AddSecurityGroupRuleRequest)(nil),    // 55: network.v1.AddSecurityGroupRuleRequest
-	(*RemoveSecurityGroupRuleRequest)(nil), // 56: network.v1.RemoveSecurityGroupRuleRequest
-	(*Routes)(nil),                         // 57: network.v1.Routes
-	(*SubnetIds)(nil),                      // 58: network.v1.SubnetIds
-	(*CreateRouteTableRequest)(nil),        // 59: network.v1.CreateRouteTableRequest
-	(*UpdateRouteTableRequest)(nil),        // 60: network.v1.UpdateRouteTableRequest
-	(*GetRouteTableRequest)(nil),           // 61: network.v1.GetRouteTableRequest
-	(*ListRouteTablesRequest)(nil),         // 62: network.v1.ListRouteTablesRequest
-	(*ListRouteTablesResponse)(nil),        // 63: network.v1.ListRouteTablesResponse
-	(*DeleteRouteTableRequest)(nil),        // 64: network.v1.DeleteRouteTableRequest
-	(*DeleteRouteTableResponse)(nil),       // 65: network.v1.DeleteRouteTableResponse
-	(*CreateNatGatewayRequest)(nil),        // 66: network.v1.CreateNatGatewayRequest
-	(*GetNatGatewayRequest)(nil),           // 67: network.v1.GetNatGatewayRequest
-	(*ListNatGatewaysRequest)(nil),         // 68: network.v1.ListNatGatewaysRequest
-	(*ListNatGatewaysResponse)(nil),        // 69: network.v1.ListNatGatewaysResponse
-	(*UpdateNatGatewayRequest)(nil),        // 70: network.v1.UpdateNatGatewayRequest
-	(*DeleteNatGatewayRequest)(nil),        // 71: network.v1.DeleteNatGatewayRequest
-	(*DeleteNatGatewayResponse)(nil),       // 72: network.v1.DeleteNatGatewayResponse
-	(*CreateFloatingIpRequest)(nil),        // 73: network.v1.CreateFloatingIpRequest
-	(*UpdateFloatingIpRequest)(nil),        // 74: network.v1.UpdateFloatingIpRequest
-	(*GetFloatingIpRequest)(nil),           // 75: network.v1.GetFloatingIpRequest
-	(*ListFloatingIpsRequest)(nil),         // 76: network.v1.ListFloatingIpsRequest
-	(*ListFloatingIpsResponse)(nil),        // 77: network.v1.ListFloatingIpsResponse
-	(*DeleteFloatingIpRequest)(nil),        // 78: network.v1.DeleteFloatingIpRequest
-	(*DeleteFloatingIpResponse)(nil),       // 79: network.v1.DeleteFloatingIpResponse
-	(*CreateServiceIpRequest)(nil),         // 80: network.v1.CreateServiceIpRequest
-	(*UpdateServiceIpRequest)(nil),         // 81: network.v1.UpdateServiceIpRequest
-	(*GetServiceIpRequest)(nil),            // 82: network.v1.GetServiceIpRequest
-	(*ListServiceIpsRequest)(nil),          // 83: network.v1.ListServiceIpsRequest
-	(*ListServiceIpsResponse)(nil),         // 84: network.v1.ListServiceIpsResponse
-	(*DeleteServiceIpRequest)(nil),         // 85: network.v1.DeleteServiceIpRequest
-	(*DeleteServiceIpResponse)(nil),        // 86: network.v1.DeleteServiceIpResponse
-	(*CreatePeeringRequest)(nil),           // 87: network.v1.CreatePeeringRequest
-	(*AcceptPeeringRequest)(nil),           // 88: network.v1.AcceptPeeringRequest
-	(*UpdatePeeringRequest)(nil),           // 89: network.v1.UpdatePeeringRequest
-	(*GetPeeringRequest)(nil),              // 90: network.v1.GetPeeringRequest
-	(*ListPeeringsRequest)(nil),            // 91: network.v1.ListPeeringsRequest
-	(*ListPeeringsResponse)(nil),           // 92: network.v1.ListPeeringsResponse
-	(*DeletePeeringRequest)(nil),           // 93: network.v1.DeletePeeringRequest
-	(*DeletePeeringResponse)(nil),          // 94: network.v1.DeletePeeringResponse
-	(*CreateExternalNetworkRequest)(nil),   // 95: network.v1.CreateExternalNetworkRequest
-	(*AddressRanges)(nil),                  // 96: network.v1.AddressRanges
-	(*UpdateExternalNetworkRequest)(nil),   // 97: network.v1.UpdateExternalNetworkRequest
-	(*GetExternalNetworkRequest)(nil),      // 98: network.v1.GetExternalNetworkRequest
-	(*ListExternalNetworksRequest)(nil),    // 99: network.v1.ListExternalNetworksRequest
-	(*ListExternalNetworksResponse)(nil),   // 100: network.v1.ListExternalNetworksResponse
-	(*DeleteExternalNetworkRequest)(nil),   // 101: network.v1.DeleteExternalNetworkRequest
-	(*DeleteExternalNetworkResponse)(nil),  // 102: network.v1.DeleteExternalNetworkResponse
-	(*ExplainPathRequest)(nil),             // 103: network.v1.ExplainPathRequest
-	(*PathStep)(nil),                       // 104: network.v1.PathStep
-	(*ExplainPathResponse)(nil),            // 105: network.v1.ExplainPathResponse
-	nil,                                    // 106: network.v1.Port.LabelsEntry
-	nil,                                    // 107: network.v1.ServiceIp.SelectorEntry
-	nil,                                    // 108: network.v1.PortLabels.LabelsEntry
-	nil,                                    // 109: network.v1.CreatePortRequest.LabelsEntry
-	nil,                                    // 110: network.v1.CreateServiceIpRequest.SelectorEntry
-	nil,                                    // 111: network.v1.UpdateServiceIpRequest.SelectorEntry
+	(*ListAllVpcsRequest)(nil),             // 28: network.v1.ListAllVpcsRequest
+	(*ListAllVpcsResponse)(nil),            // 29: network.v1.ListAllVpcsResponse
+	(*DeleteVpcRequest)(nil),               // 30: network.v1.DeleteVpcRequest
+	(*DeleteVpcResponse)(nil),              // 31: network.v1.DeleteVpcResponse
+	(*CreateSubnetRequest)(nil),            // 32: network.v1.CreateSubnetRequest
+	(*DnsServers)(nil),                     // 33: network.v1.DnsServers
+	(*UpdateSubnetRequest)(nil),            // 34: network.v1.UpdateSubnetRequest
+	(*GetSubnetRequest)(nil),               // 35: network.v1.GetSubnetRequest
+	(*ListSubnetsRequest)(nil),             // 36: network.v1.ListSubnetsRequest
+	(*ListSubnetsResponse)(nil),            // 37: network.v1.ListSubnetsResponse
+	(*ListAllSubnetsRequest)(nil),          // 38: network.v1.ListAllSubnetsRequest
+	(*ListAllSubnetsResponse)(nil),         // 39: network.v1.ListAllSubnetsResponse
+	(*DeleteSubnetRequest)(nil),            // 40: network.v1.DeleteSubnetRequest
+	(*DeleteSubnetResponse)(nil),           // 41: network.v1.DeleteSubnetResponse
+	(*GroupIds)(nil),                       // 42: network.v1.GroupIds
+	(*AddressPairs)(nil),                   // 43: network.v1.AddressPairs
+	(*PortLabels)(nil),                     // 44: network.v1.PortLabels
+	(*CreatePortRequest)(nil),              // 45: network.v1.CreatePortRequest
+	(*UpdatePortRequest)(nil),              // 46: network.v1.UpdatePortRequest
+	(*GetPortRequest)(nil),                 // 47: network.v1.GetPortRequest
+	(*ListPortsRequest)(nil),               // 48: network.v1.ListPortsRequest
+	(*ListPortsResponse)(nil),              // 49: network.v1.ListPortsResponse
+	(*ListAllPortsRequest)(nil),            // 50: network.v1.ListAllPortsRequest
+	(*ListAllPortsResponse)(nil),           // 51: network.v1.ListAllPortsResponse
+	(*DeletePortRequest)(nil),              // 52: network.v1.DeletePortRequest
+	(*DeletePortResponse)(nil),             // 53: network.v1.DeletePortResponse
+	(*CreateSecurityGroupRequest)(nil),     // 54: network.v1.CreateSecurityGroupRequest
+	(*UpdateSecurityGroupRequest)(nil),     // 55: network.v1.UpdateSecurityGroupRequest
+	(*GetSecurityGroupRequest)(nil),        // 56: network.v1.GetSecurityGroupRequest
+	(*ListSecurityGroupsRequest)(nil),      // 57: network.v1.ListSecurityGroupsRequest
+	(*ListSecurityGroupsResponse)(nil),     // 58: network.v1.ListSecurityGroupsResponse
+	(*DeleteSecurityGroupRequest)(nil),     // 59: network.v1.DeleteSecurityGroupRequest
+	(*DeleteSecurityGroupResponse)(nil),    // 60: network.v1.DeleteSecurityGroupResponse
+	(*AddSecurityGroupRuleRequest)(nil),    // 61: network.v1.AddSecurityGroupRuleRequest
+	(*RemoveSecurityGroupRuleRequest)(nil), // 62: network.v1.RemoveSecurityGroupRuleRequest
+	(*Routes)(nil),                         // 63: network.v1.Routes
+	(*SubnetIds)(nil),                      // 64: network.v1.SubnetIds
+	(*CreateRouteTableRequest)(nil),        // 65: network.v1.CreateRouteTableRequest
+	(*UpdateRouteTableRequest)(nil),        // 66: network.v1.UpdateRouteTableRequest
+	(*GetRouteTableRequest)(nil),           // 67: network.v1.GetRouteTableRequest
+	(*ListRouteTablesRequest)(nil),         // 68: network.v1.ListRouteTablesRequest
+	(*ListRouteTablesResponse)(nil),        // 69: network.v1.ListRouteTablesResponse
+	(*DeleteRouteTableRequest)(nil),        // 70: network.v1.DeleteRouteTableRequest
+	(*DeleteRouteTableResponse)(nil),       // 71: network.v1.DeleteRouteTableResponse
+	(*CreateNatGatewayRequest)(nil),        // 72: network.v1.CreateNatGatewayRequest
+	(*GetNatGatewayRequest)(nil),           // 73: network.v1.GetNatGatewayRequest
+	(*ListNatGatewaysRequest)(nil),         // 74: network.v1.ListNatGatewaysRequest
+	(*ListNatGatewaysResponse)(nil),        // 75: network.v1.ListNatGatewaysResponse
+	(*UpdateNatGatewayRequest)(nil),        // 76: network.v1.UpdateNatGatewayRequest
+	(*DeleteNatGatewayRequest)(nil),        // 77: network.v1.DeleteNatGatewayRequest
+	(*DeleteNatGatewayResponse)(nil),       // 78: network.v1.DeleteNatGatewayResponse
+	(*CreateFloatingIpRequest)(nil),        // 79: network.v1.CreateFloatingIpRequest
+	(*UpdateFloatingIpRequest)(nil),        // 80: network.v1.UpdateFloatingIpRequest
+	(*GetFloatingIpRequest)(nil),           // 81: network.v1.GetFloatingIpRequest
+	(*ListFloatingIpsRequest)(nil),         // 82: network.v1.ListFloatingIpsRequest
+	(*ListFloatingIpsResponse)(nil),        // 83: network.v1.ListFloatingIpsResponse
+	(*DeleteFloatingIpRequest)(nil),        // 84: network.v1.DeleteFloatingIpRequest
+	(*DeleteFloatingIpResponse)(nil),       // 85: network.v1.DeleteFloatingIpResponse
+	(*CreateServiceIpRequest)(nil),         // 86: network.v1.CreateServiceIpRequest
+	(*UpdateServiceIpRequest)(nil),         // 87: network.v1.UpdateServiceIpRequest
+	(*GetServiceIpRequest)(nil),            // 88: network.v1.GetServiceIpRequest
+	(*ListServiceIpsRequest)(nil),          // 89: network.v1.ListServiceIpsRequest
+	(*ListServiceIpsResponse)(nil),         // 90: network.v1.ListServiceIpsResponse
+	(*DeleteServiceIpRequest)(nil),         // 91: network.v1.DeleteServiceIpRequest
+	(*DeleteServiceIpResponse)(nil),        // 92: network.v1.DeleteServiceIpResponse
+	(*CreatePeeringRequest)(nil),           // 93: network.v1.CreatePeeringRequest
+	(*AcceptPeeringRequest)(nil),           // 94: network.v1.AcceptPeeringRequest
+	(*UpdatePeeringRequest)(nil),           // 95: network.v1.UpdatePeeringRequest
+	(*GetPeeringRequest)(nil),              // 96: network.v1.GetPeeringRequest
+	(*ListPeeringsRequest)(nil),            // 97: network.v1.ListPeeringsRequest
+	(*ListPeeringsResponse)(nil),           // 98: network.v1.ListPeeringsResponse
+	(*DeletePeeringRequest)(nil),           // 99: network.v1.DeletePeeringRequest
+	(*DeletePeeringResponse)(nil),          // 100: network.v1.DeletePeeringResponse
+	(*CreateExternalNetworkRequest)(nil),   // 101: network.v1.CreateExternalNetworkRequest
+	(*AddressRanges)(nil),                  // 102: network.v1.AddressRanges
+	(*UpdateExternalNetworkRequest)(nil),   // 103: network.v1.UpdateExternalNetworkRequest
+	(*GetExternalNetworkRequest)(nil),      // 104: network.v1.GetExternalNetworkRequest
+	(*ListExternalNetworksRequest)(nil),    // 105: network.v1.ListExternalNetworksRequest
+	(*ListExternalNetworksResponse)(nil),   // 106: network.v1.ListExternalNetworksResponse
+	(*DeleteExternalNetworkRequest)(nil),   // 107: network.v1.DeleteExternalNetworkRequest
+	(*DeleteExternalNetworkResponse)(nil),  // 108: network.v1.DeleteExternalNetworkResponse
+	(*ExplainPathRequest)(nil),             // 109: network.v1.ExplainPathRequest
+	(*PathStep)(nil),                       // 110: network.v1.PathStep
+	(*ExplainPathResponse)(nil),            // 111: network.v1.ExplainPathResponse
+	nil,                                    // 112: network.v1.Port.LabelsEntry
+	nil,                                    // 113: network.v1.ServiceIp.SelectorEntry
+	nil,                                    // 114: network.v1.PortLabels.LabelsEntry
+	nil,                                    // 115: network.v1.CreatePortRequest.LabelsEntry
+	nil,                                    // 116: network.v1.CreateServiceIpRequest.SelectorEntry
+	nil,                                    // 117: network.v1.UpdateServiceIpRequest.SelectorEntry
 }
 var file_network_v1_network_proto_depIdxs = []int32{
 	0,   // 0: network.v1.Vpc.status:type_name -> network.v1.Status
 	0,   // 1: network.v1.Subnet.status:type_name -> network.v1.Status
 	8,   // 2: network.v1.Port.allowed_address_pairs:type_name -> network.v1.AddressPair
 	0,   // 3: network.v1.Port.status:type_name -> network.v1.Status
-	106, // 4: network.v1.Port.labels:type_name -> network.v1.Port.LabelsEntry
+	112, // 4: network.v1.Port.labels:type_name -> network.v1.Port.LabelsEntry
 	2,   // 5: network.v1.SecurityGroupRule.direction:type_name -> network.v1.Direction
 	3,   // 6: network.v1.SecurityGroupRule.ethertype:type_name -> network.v1.Ethertype
 	10,  // 7: network.v1.SecurityGroup.rules:type_name -> network.v1.SecurityGroupRule
@@ -9206,162 +9614,171 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	18,  // 15: network.v1.ServiceIp.health_check:type_name -> network.v1.HealthCheck
 	5,   // 16: network.v1.ServiceIp.affinity:type_name -> network.v1.Affinity
 	0,   // 17: network.v1.ServiceIp.status:type_name -> network.v1.Status
-	107, // 18: network.v1.ServiceIp.selector:type_name -> network.v1.ServiceIp.SelectorEntry
+	113, // 18: network.v1.ServiceIp.selector:type_name -> network.v1.ServiceIp.SelectorEntry
 	0,   // 19: network.v1.Peering.status:type_name -> network.v1.Status
 	21,  // 20: network.v1.ExternalNetwork.pools:type_name -> network.v1.AddressRange
 	1,   // 21: network.v1.CreateVpcRequest.egress:type_name -> network.v1.Egress
 	6,   // 22: network.v1.ListVpcsResponse.vpcs:type_name -> network.v1.Vpc
-	31,  // 23: network.v1.UpdateSubnetRequest.dns_servers:type_name -> network.v1.DnsServers
-	7,   // 24: network.v1.ListSubnetsResponse.subnets:type_name -> network.v1.Subnet
-	8,   // 25: network.v1.AddressPairs.pairs:type_name -> network.v1.AddressPair
-	108, // 26: network.v1.PortLabels.labels:type_name -> network.v1.PortLabels.LabelsEntry
-	38,  // 27: network.v1.CreatePortRequest.security_groups:type_name -> network.v1.GroupIds
-	8,   // 28: network.v1.CreatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPair
-	109, // 29: network.v1.CreatePortRequest.labels:type_name -> network.v1.CreatePortRequest.LabelsEntry
-	38,  // 30: network.v1.UpdatePortRequest.security_groups:type_name -> network.v1.GroupIds
-	39,  // 31: network.v1.UpdatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPairs
-	40,  // 32: network.v1.UpdatePortRequest.labels:type_name -> network.v1.PortLabels
-	9,   // 33: network.v1.ListPortsResponse.ports:type_name -> network.v1.Port
-	10,  // 34: network.v1.CreateSecurityGroupRequest.rules:type_name -> network.v1.SecurityGroupRule
-	11,  // 35: network.v1.ListSecurityGroupsResponse.security_groups:type_name -> network.v1.SecurityGroup
-	10,  // 36: network.v1.AddSecurityGroupRuleRequest.rule:type_name -> network.v1.SecurityGroupRule
-	12,  // 37: network.v1.Routes.routes:type_name -> network.v1.Route
-	12,  // 38: network.v1.CreateRouteTableRequest.routes:type_name -> network.v1.Route
-	57,  // 39: network.v1.UpdateRouteTableRequest.routes:type_name -> network.v1.Routes
-	58,  // 40: network.v1.UpdateRouteTableRequest.subnet_ids:type_name -> network.v1.SubnetIds
-	13,  // 41: network.v1.ListRouteTablesResponse.route_tables:type_name -> network.v1.RouteTable
-	14,  // 42: network.v1.ListNatGatewaysResponse.nat_gateways:type_name -> network.v1.NatGateway
-	15,  // 43: network.v1.ListFloatingIpsResponse.floating_ips:type_name -> network.v1.FloatingIp
-	16,  // 44: network.v1.CreateServiceIpRequest.ports:type_name -> network.v1.ServicePort
-	17,  // 45: network.v1.CreateServiceIpRequest.backends:type_name -> network.v1.Backend
-	18,  // 46: network.v1.CreateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
-	5,   // 47: network.v1.CreateServiceIpRequest.affinity:type_name -> network.v1.Affinity
-	110, // 48: network.v1.CreateServiceIpRequest.selector:type_name -> network.v1.CreateServiceIpRequest.SelectorEntry
-	16,  // 49: network.v1.UpdateServiceIpRequest.ports:type_name -> network.v1.ServicePort
-	17,  // 50: network.v1.UpdateServiceIpRequest.backends:type_name -> network.v1.Backend
-	18,  // 51: network.v1.UpdateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
-	5,   // 52: network.v1.UpdateServiceIpRequest.affinity:type_name -> network.v1.Affinity
-	111, // 53: network.v1.UpdateServiceIpRequest.selector:type_name -> network.v1.UpdateServiceIpRequest.SelectorEntry
-	19,  // 54: network.v1.ListServiceIpsResponse.service_ips:type_name -> network.v1.ServiceIp
-	20,  // 55: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
-	21,  // 56: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
-	21,  // 57: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
-	96,  // 58: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
-	22,  // 59: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
-	104, // 60: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
-	23,  // 61: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
-	25,  // 62: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
-	26,  // 63: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
-	24,  // 64: network.v1.NetworkService.UpdateVpc:input_type -> network.v1.UpdateVpcRequest
-	28,  // 65: network.v1.NetworkService.DeleteVpc:input_type -> network.v1.DeleteVpcRequest
-	30,  // 66: network.v1.NetworkService.CreateSubnet:input_type -> network.v1.CreateSubnetRequest
-	33,  // 67: network.v1.NetworkService.GetSubnet:input_type -> network.v1.GetSubnetRequest
-	34,  // 68: network.v1.NetworkService.ListSubnets:input_type -> network.v1.ListSubnetsRequest
-	32,  // 69: network.v1.NetworkService.UpdateSubnet:input_type -> network.v1.UpdateSubnetRequest
-	36,  // 70: network.v1.NetworkService.DeleteSubnet:input_type -> network.v1.DeleteSubnetRequest
-	41,  // 71: network.v1.NetworkService.CreatePort:input_type -> network.v1.CreatePortRequest
-	43,  // 72: network.v1.NetworkService.GetPort:input_type -> network.v1.GetPortRequest
-	44,  // 73: network.v1.NetworkService.ListPorts:input_type -> network.v1.ListPortsRequest
-	42,  // 74: network.v1.NetworkService.UpdatePort:input_type -> network.v1.UpdatePortRequest
-	46,  // 75: network.v1.NetworkService.DeletePort:input_type -> network.v1.DeletePortRequest
-	48,  // 76: network.v1.NetworkService.CreateSecurityGroup:input_type -> network.v1.CreateSecurityGroupRequest
-	50,  // 77: network.v1.NetworkService.GetSecurityGroup:input_type -> network.v1.GetSecurityGroupRequest
-	51,  // 78: network.v1.NetworkService.ListSecurityGroups:input_type -> network.v1.ListSecurityGroupsRequest
-	49,  // 79: network.v1.NetworkService.UpdateSecurityGroup:input_type -> network.v1.UpdateSecurityGroupRequest
-	53,  // 80: network.v1.NetworkService.DeleteSecurityGroup:input_type -> network.v1.DeleteSecurityGroupRequest
-	55,  // 81: network.v1.NetworkService.AddSecurityGroupRule:input_type -> network.v1.AddSecurityGroupRuleRequest
-	56,  // 82: network.v1.NetworkService.RemoveSecurityGroupRule:input_type -> network.v1.RemoveSecurityGroupRuleRequest
-	59,  // 83: network.v1.NetworkService.CreateRouteTable:input_type -> network.v1.CreateRouteTableRequest
-	61,  // 84: network.v1.NetworkService.GetRouteTable:input_type -> network.v1.GetRouteTableRequest
-	62,  // 85: network.v1.NetworkService.ListRouteTables:input_type -> network.v1.ListRouteTablesRequest
-	60,  // 86: network.v1.NetworkService.UpdateRouteTable:input_type -> network.v1.UpdateRouteTableRequest
-	64,  // 87: network.v1.NetworkService.DeleteRouteTable:input_type -> network.v1.DeleteRouteTableRequest
-	66,  // 88: network.v1.NetworkService.CreateNatGateway:input_type -> network.v1.CreateNatGatewayRequest
-	67,  // 89: network.v1.NetworkService.GetNatGateway:input_type -> network.v1.GetNatGatewayRequest
-	68,  // 90: network.v1.NetworkService.ListNatGateways:input_type -> network.v1.ListNatGatewaysRequest
-	70,  // 91: network.v1.NetworkService.UpdateNatGateway:input_type -> network.v1.UpdateNatGatewayRequest
-	71,  // 92: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
-	73,  // 93: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
-	75,  // 94: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
-	76,  // 95: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
-	74,  // 96: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
-	78,  // 97: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
-	80,  // 98: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
-	82,  // 99: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
-	83,  // 100: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
-	81,  // 101: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
-	85,  // 102: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
-	87,  // 103: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
-	88,  // 104: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
-	90,  // 105: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
-	91,  // 106: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
-	89,  // 107: network.v1.NetworkService.UpdatePeering:input_type -> network.v1.UpdatePeeringRequest
-	93,  // 108: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
-	95,  // 109: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
-	98,  // 110: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
-	99,  // 111: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
-	97,  // 112: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
-	101, // 113: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
-	103, // 114: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
-	6,   // 115: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
-	6,   // 116: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
-	27,  // 117: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
-	6,   // 118: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
-	29,  // 119: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
-	7,   // 120: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
-	7,   // 121: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
-	35,  // 122: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
-	7,   // 123: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
-	37,  // 124: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
-	9,   // 125: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
-	9,   // 126: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
-	45,  // 127: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
-	9,   // 128: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
-	47,  // 129: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
-	11,  // 130: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
-	11,  // 131: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
-	52,  // 132: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
-	11,  // 133: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
-	54,  // 134: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
-	11,  // 135: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	11,  // 136: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	13,  // 137: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
-	13,  // 138: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
-	63,  // 139: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
-	13,  // 140: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
-	65,  // 141: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
-	14,  // 142: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
-	14,  // 143: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
-	69,  // 144: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
-	14,  // 145: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
-	72,  // 146: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
-	15,  // 147: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
-	15,  // 148: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
-	77,  // 149: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
-	15,  // 150: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
-	79,  // 151: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
-	19,  // 152: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
-	19,  // 153: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
-	84,  // 154: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
-	19,  // 155: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
-	86,  // 156: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
-	20,  // 157: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
-	20,  // 158: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
-	20,  // 159: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
-	92,  // 160: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
-	20,  // 161: network.v1.NetworkService.UpdatePeering:output_type -> network.v1.Peering
-	94,  // 162: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
-	22,  // 163: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	22,  // 164: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
-	100, // 165: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
-	22,  // 166: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	102, // 167: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
-	105, // 168: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
-	115, // [115:169] is the sub-list for method output_type
-	61,  // [61:115] is the sub-list for method input_type
-	61,  // [61:61] is the sub-list for extension type_name
-	61,  // [61:61] is the sub-list for extension extendee
-	0,   // [0:61] is the sub-list for field type_name
+	6,   // 23: network.v1.ListAllVpcsResponse.vpcs:type_name -> network.v1.Vpc
+	33,  // 24: network.v1.UpdateSubnetRequest.dns_servers:type_name -> network.v1.DnsServers
+	7,   // 25: network.v1.ListSubnetsResponse.subnets:type_name -> network.v1.Subnet
+	7,   // 26: network.v1.ListAllSubnetsResponse.subnets:type_name -> network.v1.Subnet
+	8,   // 27: network.v1.AddressPairs.pairs:type_name -> network.v1.AddressPair
+	114, // 28: network.v1.PortLabels.labels:type_name -> network.v1.PortLabels.LabelsEntry
+	42,  // 29: network.v1.CreatePortRequest.security_groups:type_name -> network.v1.GroupIds
+	8,   // 30: network.v1.CreatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPair
+	115, // 31: network.v1.CreatePortRequest.labels:type_name -> network.v1.CreatePortRequest.LabelsEntry
+	42,  // 32: network.v1.UpdatePortRequest.security_groups:type_name -> network.v1.GroupIds
+	43,  // 33: network.v1.UpdatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPairs
+	44,  // 34: network.v1.UpdatePortRequest.labels:type_name -> network.v1.PortLabels
+	9,   // 35: network.v1.ListPortsResponse.ports:type_name -> network.v1.Port
+	9,   // 36: network.v1.ListAllPortsResponse.ports:type_name -> network.v1.Port
+	10,  // 37: network.v1.CreateSecurityGroupRequest.rules:type_name -> network.v1.SecurityGroupRule
+	11,  // 38: network.v1.ListSecurityGroupsResponse.security_groups:type_name -> network.v1.SecurityGroup
+	10,  // 39: network.v1.AddSecurityGroupRuleRequest.rule:type_name -> network.v1.SecurityGroupRule
+	12,  // 40: network.v1.Routes.routes:type_name -> network.v1.Route
+	12,  // 41: network.v1.CreateRouteTableRequest.routes:type_name -> network.v1.Route
+	63,  // 42: network.v1.UpdateRouteTableRequest.routes:type_name -> network.v1.Routes
+	64,  // 43: network.v1.UpdateRouteTableRequest.subnet_ids:type_name -> network.v1.SubnetIds
+	13,  // 44: network.v1.ListRouteTablesResponse.route_tables:type_name -> network.v1.RouteTable
+	14,  // 45: network.v1.ListNatGatewaysResponse.nat_gateways:type_name -> network.v1.NatGateway
+	15,  // 46: network.v1.ListFloatingIpsResponse.floating_ips:type_name -> network.v1.FloatingIp
+	16,  // 47: network.v1.CreateServiceIpRequest.ports:type_name -> network.v1.ServicePort
+	17,  // 48: network.v1.CreateServiceIpRequest.backends:type_name -> network.v1.Backend
+	18,  // 49: network.v1.CreateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
+	5,   // 50: network.v1.CreateServiceIpRequest.affinity:type_name -> network.v1.Affinity
+	116, // 51: network.v1.CreateServiceIpRequest.selector:type_name -> network.v1.CreateServiceIpRequest.SelectorEntry
+	16,  // 52: network.v1.UpdateServiceIpRequest.ports:type_name -> network.v1.ServicePort
+	17,  // 53: network.v1.UpdateServiceIpRequest.backends:type_name -> network.v1.Backend
+	18,  // 54: network.v1.UpdateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
+	5,   // 55: network.v1.UpdateServiceIpRequest.affinity:type_name -> network.v1.Affinity
+	117, // 56: network.v1.UpdateServiceIpRequest.selector:type_name -> network.v1.UpdateServiceIpRequest.SelectorEntry
+	19,  // 57: network.v1.ListServiceIpsResponse.service_ips:type_name -> network.v1.ServiceIp
+	20,  // 58: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
+	21,  // 59: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
+	21,  // 60: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
+	102, // 61: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
+	22,  // 62: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
+	110, // 63: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
+	23,  // 64: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
+	25,  // 65: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
+	26,  // 66: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
+	28,  // 67: network.v1.NetworkService.ListAllVpcs:input_type -> network.v1.ListAllVpcsRequest
+	24,  // 68: network.v1.NetworkService.UpdateVpc:input_type -> network.v1.UpdateVpcRequest
+	30,  // 69: network.v1.NetworkService.DeleteVpc:input_type -> network.v1.DeleteVpcRequest
+	32,  // 70: network.v1.NetworkService.CreateSubnet:input_type -> network.v1.CreateSubnetRequest
+	35,  // 71: network.v1.NetworkService.GetSubnet:input_type -> network.v1.GetSubnetRequest
+	36,  // 72: network.v1.NetworkService.ListSubnets:input_type -> network.v1.ListSubnetsRequest
+	38,  // 73: network.v1.NetworkService.ListAllSubnets:input_type -> network.v1.ListAllSubnetsRequest
+	34,  // 74: network.v1.NetworkService.UpdateSubnet:input_type -> network.v1.UpdateSubnetRequest
+	40,  // 75: network.v1.NetworkService.DeleteSubnet:input_type -> network.v1.DeleteSubnetRequest
+	45,  // 76: network.v1.NetworkService.CreatePort:input_type -> network.v1.CreatePortRequest
+	47,  // 77: network.v1.NetworkService.GetPort:input_type -> network.v1.GetPortRequest
+	48,  // 78: network.v1.NetworkService.ListPorts:input_type -> network.v1.ListPortsRequest
+	50,  // 79: network.v1.NetworkService.ListAllPorts:input_type -> network.v1.ListAllPortsRequest
+	46,  // 80: network.v1.NetworkService.UpdatePort:input_type -> network.v1.UpdatePortRequest
+	52,  // 81: network.v1.NetworkService.DeletePort:input_type -> network.v1.DeletePortRequest
+	54,  // 82: network.v1.NetworkService.CreateSecurityGroup:input_type -> network.v1.CreateSecurityGroupRequest
+	56,  // 83: network.v1.NetworkService.GetSecurityGroup:input_type -> network.v1.GetSecurityGroupRequest
+	57,  // 84: network.v1.NetworkService.ListSecurityGroups:input_type -> network.v1.ListSecurityGroupsRequest
+	55,  // 85: network.v1.NetworkService.UpdateSecurityGroup:input_type -> network.v1.UpdateSecurityGroupRequest
+	59,  // 86: network.v1.NetworkService.DeleteSecurityGroup:input_type -> network.v1.DeleteSecurityGroupRequest
+	61,  // 87: network.v1.NetworkService.AddSecurityGroupRule:input_type -> network.v1.AddSecurityGroupRuleRequest
+	62,  // 88: network.v1.NetworkService.RemoveSecurityGroupRule:input_type -> network.v1.RemoveSecurityGroupRuleRequest
+	65,  // 89: network.v1.NetworkService.CreateRouteTable:input_type -> network.v1.CreateRouteTableRequest
+	67,  // 90: network.v1.NetworkService.GetRouteTable:input_type -> network.v1.GetRouteTableRequest
+	68,  // 91: network.v1.NetworkService.ListRouteTables:input_type -> network.v1.ListRouteTablesRequest
+	66,  // 92: network.v1.NetworkService.UpdateRouteTable:input_type -> network.v1.UpdateRouteTableRequest
+	70,  // 93: network.v1.NetworkService.DeleteRouteTable:input_type -> network.v1.DeleteRouteTableRequest
+	72,  // 94: network.v1.NetworkService.CreateNatGateway:input_type -> network.v1.CreateNatGatewayRequest
+	73,  // 95: network.v1.NetworkService.GetNatGateway:input_type -> network.v1.GetNatGatewayRequest
+	74,  // 96: network.v1.NetworkService.ListNatGateways:input_type -> network.v1.ListNatGatewaysRequest
+	76,  // 97: network.v1.NetworkService.UpdateNatGateway:input_type -> network.v1.UpdateNatGatewayRequest
+	77,  // 98: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
+	79,  // 99: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
+	81,  // 100: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
+	82,  // 101: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
+	80,  // 102: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
+	84,  // 103: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
+	86,  // 104: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
+	88,  // 105: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
+	89,  // 106: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
+	87,  // 107: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
+	91,  // 108: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
+	93,  // 109: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
+	94,  // 110: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
+	96,  // 111: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
+	97,  // 112: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
+	95,  // 113: network.v1.NetworkService.UpdatePeering:input_type -> network.v1.UpdatePeeringRequest
+	99,  // 114: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
+	101, // 115: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
+	104, // 116: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
+	105, // 117: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
+	103, // 118: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
+	107, // 119: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
+	109, // 120: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
+	6,   // 121: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
+	6,   // 122: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
+	27,  // 123: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
+	29,  // 124: network.v1.NetworkService.ListAllVpcs:output_type -> network.v1.ListAllVpcsResponse
+	6,   // 125: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
+	31,  // 126: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
+	7,   // 127: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
+	7,   // 128: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
+	37,  // 129: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
+	39,  // 130: network.v1.NetworkService.ListAllSubnets:output_type -> network.v1.ListAllSubnetsResponse
+	7,   // 131: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
+	41,  // 132: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
+	9,   // 133: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
+	9,   // 134: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
+	49,  // 135: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
+	51,  // 136: network.v1.NetworkService.ListAllPorts:output_type -> network.v1.ListAllPortsResponse
+	9,   // 137: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
+	53,  // 138: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
+	11,  // 139: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
+	11,  // 140: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
+	58,  // 141: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
+	11,  // 142: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
+	60,  // 143: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
+	11,  // 144: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	11,  // 145: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	13,  // 146: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
+	13,  // 147: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
+	69,  // 148: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
+	13,  // 149: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
+	71,  // 150: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
+	14,  // 151: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
+	14,  // 152: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
+	75,  // 153: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
+	14,  // 154: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
+	78,  // 155: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
+	15,  // 156: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
+	15,  // 157: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
+	83,  // 158: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
+	15,  // 159: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
+	85,  // 160: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
+	19,  // 161: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
+	19,  // 162: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
+	90,  // 163: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
+	19,  // 164: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
+	92,  // 165: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
+	20,  // 166: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
+	20,  // 167: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
+	20,  // 168: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
+	98,  // 169: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
+	20,  // 170: network.v1.NetworkService.UpdatePeering:output_type -> network.v1.Peering
+	100, // 171: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
+	22,  // 172: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	22,  // 173: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
+	106, // 174: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
+	22,  // 175: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	108, // 176: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
+	111, // 177: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
+	121, // [121:178] is the sub-list for method output_type
+	64,  // [64:121] is the sub-list for method input_type
+	64,  // [64:64] is the sub-list for extension type_name
+	64,  // [64:64] is the sub-list for extension extendee
+	0,   // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_network_v1_network_proto_init() }
@@ -9371,24 +9788,24 @@ func file_network_v1_network_proto_init() {
 	}
 	file_network_v1_network_proto_msgTypes[4].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[18].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[24].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[26].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[35].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[36].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[43].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[54].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[64].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[68].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[75].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[83].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[91].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[28].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[39].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[40].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[49].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[60].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[70].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[74].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[81].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[89].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[97].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_network_v1_network_proto_rawDesc), len(file_network_v1_network_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   106,
+			NumMessages:   112,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -42,16 +42,19 @@ const (
 	NetworkService_CreateVpc_FullMethodName               = "/network.v1.NetworkService/CreateVpc"
 	NetworkService_GetVpc_FullMethodName                  = "/network.v1.NetworkService/GetVpc"
 	NetworkService_ListVpcs_FullMethodName                = "/network.v1.NetworkService/ListVpcs"
+	NetworkService_ListAllVpcs_FullMethodName             = "/network.v1.NetworkService/ListAllVpcs"
 	NetworkService_UpdateVpc_FullMethodName               = "/network.v1.NetworkService/UpdateVpc"
 	NetworkService_DeleteVpc_FullMethodName               = "/network.v1.NetworkService/DeleteVpc"
 	NetworkService_CreateSubnet_FullMethodName            = "/network.v1.NetworkService/CreateSubnet"
 	NetworkService_GetSubnet_FullMethodName               = "/network.v1.NetworkService/GetSubnet"
 	NetworkService_ListSubnets_FullMethodName             = "/network.v1.NetworkService/ListSubnets"
+	NetworkService_ListAllSubnets_FullMethodName          = "/network.v1.NetworkService/ListAllSubnets"
 	NetworkService_UpdateSubnet_FullMethodName            = "/network.v1.NetworkService/UpdateSubnet"
 	NetworkService_DeleteSubnet_FullMethodName            = "/network.v1.NetworkService/DeleteSubnet"
 	NetworkService_CreatePort_FullMethodName              = "/network.v1.NetworkService/CreatePort"
 	NetworkService_GetPort_FullMethodName                 = "/network.v1.NetworkService/GetPort"
 	NetworkService_ListPorts_FullMethodName               = "/network.v1.NetworkService/ListPorts"
+	NetworkService_ListAllPorts_FullMethodName            = "/network.v1.NetworkService/ListAllPorts"
 	NetworkService_UpdatePort_FullMethodName              = "/network.v1.NetworkService/UpdatePort"
 	NetworkService_DeletePort_FullMethodName              = "/network.v1.NetworkService/DeletePort"
 	NetworkService_CreateSecurityGroup_FullMethodName     = "/network.v1.NetworkService/CreateSecurityGroup"
@@ -111,6 +114,10 @@ type NetworkServiceClient interface {
 	GetVpc(ctx context.Context, in *GetVpcRequest, opts ...grpc.CallOption) (*Vpc, error)
 	// ListVpcs returns a page of the project's VPCs in the order of their IDs, as of the time of the first page.
 	ListVpcs(ctx context.Context, in *ListVpcsRequest, opts ...grpc.CallOption) (*ListVpcsResponse, error)
+	// ListAllVpcs returns a page of the VPCs of all projects, in the order of project and ID. It is for system:admin with
+	// a token that is not limited to an org or project. All pages show the records as of the first page.
+	// INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllVpcs(ctx context.Context, in *ListAllVpcsRequest, opts ...grpc.CallOption) (*ListAllVpcsResponse, error)
 	// UpdateVpc changes name and description.
 	UpdateVpc(ctx context.Context, in *UpdateVpcRequest, opts ...grpc.CallOption) (*Vpc, error)
 	// DeleteVpc deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways and route
@@ -124,6 +131,10 @@ type NetworkServiceClient interface {
 	GetSubnet(ctx context.Context, in *GetSubnetRequest, opts ...grpc.CallOption) (*Subnet, error)
 	// ListSubnets returns a page of subnets in the order of their IDs, as of the time of the first page.
 	ListSubnets(ctx context.Context, in *ListSubnetsRequest, opts ...grpc.CallOption) (*ListSubnetsResponse, error)
+	// ListAllSubnets returns a page of the subnets of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllSubnets(ctx context.Context, in *ListAllSubnetsRequest, opts ...grpc.CallOption) (*ListAllSubnetsResponse, error)
 	// UpdateSubnet changes name, description, DHCP and DNS servers. Guests learn of new DNS servers when they renew their
 	// DHCP lease.
 	UpdateSubnet(ctx context.Context, in *UpdateSubnetRequest, opts ...grpc.CallOption) (*Subnet, error)
@@ -138,6 +149,10 @@ type NetworkServiceClient interface {
 	GetPort(ctx context.Context, in *GetPortRequest, opts ...grpc.CallOption) (*Port, error)
 	// ListPorts returns a page of ports in the order of their IDs, as of the time of the first page.
 	ListPorts(ctx context.Context, in *ListPortsRequest, opts ...grpc.CallOption) (*ListPortsResponse, error)
+	// ListAllPorts returns a page of the ports of all projects, in the order of project and ID. It is for system:admin
+	// with a token that is not limited to an org or project. All pages show the records as of the first page.
+	// INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllPorts(ctx context.Context, in *ListAllPortsRequest, opts ...grpc.CallOption) (*ListAllPortsResponse, error)
 	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels.
 	// A service IP whose selector no longer selects the port treats it like a backend that was removed.
 	UpdatePort(ctx context.Context, in *UpdatePortRequest, opts ...grpc.CallOption) (*Port, error)
@@ -305,6 +320,16 @@ func (c *networkServiceClient) ListVpcs(ctx context.Context, in *ListVpcsRequest
 	return out, nil
 }
 
+func (c *networkServiceClient) ListAllVpcs(ctx context.Context, in *ListAllVpcsRequest, opts ...grpc.CallOption) (*ListAllVpcsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllVpcsResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllVpcs_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *networkServiceClient) UpdateVpc(ctx context.Context, in *UpdateVpcRequest, opts ...grpc.CallOption) (*Vpc, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Vpc)
@@ -355,6 +380,16 @@ func (c *networkServiceClient) ListSubnets(ctx context.Context, in *ListSubnetsR
 	return out, nil
 }
 
+func (c *networkServiceClient) ListAllSubnets(ctx context.Context, in *ListAllSubnetsRequest, opts ...grpc.CallOption) (*ListAllSubnetsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllSubnetsResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllSubnets_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *networkServiceClient) UpdateSubnet(ctx context.Context, in *UpdateSubnetRequest, opts ...grpc.CallOption) (*Subnet, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Subnet)
@@ -399,6 +434,16 @@ func (c *networkServiceClient) ListPorts(ctx context.Context, in *ListPortsReque
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPortsResponse)
 	err := c.cc.Invoke(ctx, NetworkService_ListPorts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *networkServiceClient) ListAllPorts(ctx context.Context, in *ListAllPortsRequest, opts ...grpc.CallOption) (*ListAllPortsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllPortsResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllPorts_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -831,6 +876,10 @@ type NetworkServiceServer interface {
 	GetVpc(context.Context, *GetVpcRequest) (*Vpc, error)
 	// ListVpcs returns a page of the project's VPCs in the order of their IDs, as of the time of the first page.
 	ListVpcs(context.Context, *ListVpcsRequest) (*ListVpcsResponse, error)
+	// ListAllVpcs returns a page of the VPCs of all projects, in the order of project and ID. It is for system:admin with
+	// a token that is not limited to an org or project. All pages show the records as of the first page.
+	// INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllVpcs(context.Context, *ListAllVpcsRequest) (*ListAllVpcsResponse, error)
 	// UpdateVpc changes name and description.
 	UpdateVpc(context.Context, *UpdateVpcRequest) (*Vpc, error)
 	// DeleteVpc deletes a VPC without subnets, service IPs and ACTIVE peerings, and with it its NAT gateways and route
@@ -844,6 +893,10 @@ type NetworkServiceServer interface {
 	GetSubnet(context.Context, *GetSubnetRequest) (*Subnet, error)
 	// ListSubnets returns a page of subnets in the order of their IDs, as of the time of the first page.
 	ListSubnets(context.Context, *ListSubnetsRequest) (*ListSubnetsResponse, error)
+	// ListAllSubnets returns a page of the subnets of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllSubnets(context.Context, *ListAllSubnetsRequest) (*ListAllSubnetsResponse, error)
 	// UpdateSubnet changes name, description, DHCP and DNS servers. Guests learn of new DNS servers when they renew their
 	// DHCP lease.
 	UpdateSubnet(context.Context, *UpdateSubnetRequest) (*Subnet, error)
@@ -858,6 +911,10 @@ type NetworkServiceServer interface {
 	GetPort(context.Context, *GetPortRequest) (*Port, error)
 	// ListPorts returns a page of ports in the order of their IDs, as of the time of the first page.
 	ListPorts(context.Context, *ListPortsRequest) (*ListPortsResponse, error)
+	// ListAllPorts returns a page of the ports of all projects, in the order of project and ID. It is for system:admin
+	// with a token that is not limited to an org or project. All pages show the records as of the first page.
+	// INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllPorts(context.Context, *ListAllPortsRequest) (*ListAllPortsResponse, error)
 	// UpdatePort changes name, description, security groups, allowed address pairs, port security, bandwidth and labels.
 	// A service IP whose selector no longer selects the port treats it like a backend that was removed.
 	UpdatePort(context.Context, *UpdatePortRequest) (*Port, error)
@@ -1004,6 +1061,9 @@ func (UnimplementedNetworkServiceServer) GetVpc(context.Context, *GetVpcRequest)
 func (UnimplementedNetworkServiceServer) ListVpcs(context.Context, *ListVpcsRequest) (*ListVpcsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListVpcs not implemented")
 }
+func (UnimplementedNetworkServiceServer) ListAllVpcs(context.Context, *ListAllVpcsRequest) (*ListAllVpcsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllVpcs not implemented")
+}
 func (UnimplementedNetworkServiceServer) UpdateVpc(context.Context, *UpdateVpcRequest) (*Vpc, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVpc not implemented")
 }
@@ -1019,6 +1079,9 @@ func (UnimplementedNetworkServiceServer) GetSubnet(context.Context, *GetSubnetRe
 func (UnimplementedNetworkServiceServer) ListSubnets(context.Context, *ListSubnetsRequest) (*ListSubnetsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSubnets not implemented")
 }
+func (UnimplementedNetworkServiceServer) ListAllSubnets(context.Context, *ListAllSubnetsRequest) (*ListAllSubnetsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllSubnets not implemented")
+}
 func (UnimplementedNetworkServiceServer) UpdateSubnet(context.Context, *UpdateSubnetRequest) (*Subnet, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateSubnet not implemented")
 }
@@ -1033,6 +1096,9 @@ func (UnimplementedNetworkServiceServer) GetPort(context.Context, *GetPortReques
 }
 func (UnimplementedNetworkServiceServer) ListPorts(context.Context, *ListPortsRequest) (*ListPortsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPorts not implemented")
+}
+func (UnimplementedNetworkServiceServer) ListAllPorts(context.Context, *ListAllPortsRequest) (*ListAllPortsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllPorts not implemented")
 }
 func (UnimplementedNetworkServiceServer) UpdatePort(context.Context, *UpdatePortRequest) (*Port, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdatePort not implemented")
@@ -1232,6 +1298,24 @@ func _NetworkService_ListVpcs_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NetworkService_ListAllVpcs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllVpcsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllVpcs(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllVpcs_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllVpcs(ctx, req.(*ListAllVpcsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NetworkService_UpdateVpc_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateVpcRequest)
 	if err := dec(in); err != nil {
@@ -1322,6 +1406,24 @@ func _NetworkService_ListSubnets_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NetworkService_ListAllSubnets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllSubnetsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllSubnets(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllSubnets_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllSubnets(ctx, req.(*ListAllSubnetsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NetworkService_UpdateSubnet_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateSubnetRequest)
 	if err := dec(in); err != nil {
@@ -1408,6 +1510,24 @@ func _NetworkService_ListPorts_Handler(srv interface{}, ctx context.Context, dec
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(NetworkServiceServer).ListPorts(ctx, req.(*ListPortsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _NetworkService_ListAllPorts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllPortsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllPorts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllPorts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllPorts(ctx, req.(*ListAllPortsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -2170,6 +2290,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _NetworkService_ListVpcs_Handler,
 		},
 		{
+			MethodName: "ListAllVpcs",
+			Handler:    _NetworkService_ListAllVpcs_Handler,
+		},
+		{
 			MethodName: "UpdateVpc",
 			Handler:    _NetworkService_UpdateVpc_Handler,
 		},
@@ -2190,6 +2314,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _NetworkService_ListSubnets_Handler,
 		},
 		{
+			MethodName: "ListAllSubnets",
+			Handler:    _NetworkService_ListAllSubnets_Handler,
+		},
+		{
 			MethodName: "UpdateSubnet",
 			Handler:    _NetworkService_UpdateSubnet_Handler,
 		},
@@ -2208,6 +2336,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPorts",
 			Handler:    _NetworkService_ListPorts_Handler,
+		},
+		{
+			MethodName: "ListAllPorts",
+			Handler:    _NetworkService_ListAllPorts_Handler,
 		},
 		{
 			MethodName: "UpdatePort",

@@ -13,6 +13,7 @@
 package storagev1
 
 import (
+	v1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -325,12 +326,135 @@ func (x *DownloadImageResponse) GetData() []byte {
 	return nil
 }
 
+type ListAllImagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllImagesRequest) Reset() {
+	*x = ListAllImagesRequest{}
+	mi := &file_storage_v1_image_data_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllImagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllImagesRequest) ProtoMessage() {}
+
+func (x *ListAllImagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_image_data_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllImagesRequest.ProtoReflect.Descriptor instead.
+func (*ListAllImagesRequest) Descriptor() ([]byte, []int) {
+	return file_storage_v1_image_data_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ListAllImagesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllImagesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllImagesRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllImagesRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllImagesResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Images []*v1.Image            `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllImagesResponse) Reset() {
+	*x = ListAllImagesResponse{}
+	mi := &file_storage_v1_image_data_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllImagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllImagesResponse) ProtoMessage() {}
+
+func (x *ListAllImagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_image_data_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllImagesResponse.ProtoReflect.Descriptor instead.
+func (*ListAllImagesResponse) Descriptor() ([]byte, []int) {
+	return file_storage_v1_image_data_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ListAllImagesResponse) GetImages() []*v1.Image {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *ListAllImagesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 var File_storage_v1_image_data_proto protoreflect.FileDescriptor
 
 const file_storage_v1_image_data_proto_rawDesc = "" +
 	"\n" +
 	"\x1bstorage/v1/image_data.proto\x12\n" +
-	"storage.v1\"\xc1\x01\n" +
+	"storage.v1\x1a\x1bvmcontroller/v1/image.proto\"\xc1\x01\n" +
 	"\x18ListUploadedPartsRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x19\n" +
 	"\bimage_id\x18\x02 \x01(\tR\aimageId\x12*\n" +
@@ -351,10 +475,21 @@ const file_storage_v1_image_data_proto_rawDesc = "" +
 	"\bimage_id\x18\x02 \x01(\tR\aimageId\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\"+\n" +
 	"\x15DownloadImageResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xcc\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x88\x01\n" +
+	"\x14ListAllImagesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"o\n" +
+	"\x15ListAllImagesResponse\x12.\n" +
+	"\x06images\x18\x01 \x03(\v2\x16.vmcontroller.v1.ImageR\x06images\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xa2\x02\n" +
 	"\x10ImageDataService\x12`\n" +
 	"\x11ListUploadedParts\x12$.storage.v1.ListUploadedPartsRequest\x1a%.storage.v1.ListUploadedPartsResponse\x12V\n" +
-	"\rDownloadImage\x12 .storage.v1.DownloadImageRequest\x1a!.storage.v1.DownloadImageResponse0\x01B<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
+	"\rDownloadImage\x12 .storage.v1.DownloadImageRequest\x1a!.storage.v1.DownloadImageResponse0\x01\x12T\n" +
+	"\rListAllImages\x12 .storage.v1.ListAllImagesRequest\x1a!.storage.v1.ListAllImagesResponseB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_storage_v1_image_data_proto_rawDescOnce sync.Once
@@ -368,25 +503,31 @@ func file_storage_v1_image_data_proto_rawDescGZIP() []byte {
 	return file_storage_v1_image_data_proto_rawDescData
 }
 
-var file_storage_v1_image_data_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_storage_v1_image_data_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_storage_v1_image_data_proto_goTypes = []any{
 	(*ListUploadedPartsRequest)(nil),  // 0: storage.v1.ListUploadedPartsRequest
 	(*ListUploadedPartsResponse)(nil), // 1: storage.v1.ListUploadedPartsResponse
 	(*UploadedPart)(nil),              // 2: storage.v1.UploadedPart
 	(*DownloadImageRequest)(nil),      // 3: storage.v1.DownloadImageRequest
 	(*DownloadImageResponse)(nil),     // 4: storage.v1.DownloadImageResponse
+	(*ListAllImagesRequest)(nil),      // 5: storage.v1.ListAllImagesRequest
+	(*ListAllImagesResponse)(nil),     // 6: storage.v1.ListAllImagesResponse
+	(*v1.Image)(nil),                  // 7: vmcontroller.v1.Image
 }
 var file_storage_v1_image_data_proto_depIdxs = []int32{
 	2, // 0: storage.v1.ListUploadedPartsResponse.parts:type_name -> storage.v1.UploadedPart
-	0, // 1: storage.v1.ImageDataService.ListUploadedParts:input_type -> storage.v1.ListUploadedPartsRequest
-	3, // 2: storage.v1.ImageDataService.DownloadImage:input_type -> storage.v1.DownloadImageRequest
-	1, // 3: storage.v1.ImageDataService.ListUploadedParts:output_type -> storage.v1.ListUploadedPartsResponse
-	4, // 4: storage.v1.ImageDataService.DownloadImage:output_type -> storage.v1.DownloadImageResponse
-	3, // [3:5] is the sub-list for method output_type
-	1, // [1:3] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	7, // 1: storage.v1.ListAllImagesResponse.images:type_name -> vmcontroller.v1.Image
+	0, // 2: storage.v1.ImageDataService.ListUploadedParts:input_type -> storage.v1.ListUploadedPartsRequest
+	3, // 3: storage.v1.ImageDataService.DownloadImage:input_type -> storage.v1.DownloadImageRequest
+	5, // 4: storage.v1.ImageDataService.ListAllImages:input_type -> storage.v1.ListAllImagesRequest
+	1, // 5: storage.v1.ImageDataService.ListUploadedParts:output_type -> storage.v1.ListUploadedPartsResponse
+	4, // 6: storage.v1.ImageDataService.DownloadImage:output_type -> storage.v1.DownloadImageResponse
+	6, // 7: storage.v1.ImageDataService.ListAllImages:output_type -> storage.v1.ListAllImagesResponse
+	5, // [5:8] is the sub-list for method output_type
+	2, // [2:5] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_image_data_proto_init() }
@@ -400,7 +541,7 @@ func file_storage_v1_image_data_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_image_data_proto_rawDesc), len(file_storage_v1_image_data_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	ImageDataService_ListUploadedParts_FullMethodName = "/storage.v1.ImageDataService/ListUploadedParts"
 	ImageDataService_DownloadImage_FullMethodName     = "/storage.v1.ImageDataService/DownloadImage"
+	ImageDataService_ListAllImages_FullMethodName     = "/storage.v1.ImageDataService/ListAllImages"
 )
 
 // ImageDataServiceClient is the client API for ImageDataService service.
@@ -48,6 +49,10 @@ type ImageDataServiceClient interface {
 	// NOT_FOUND: no image that the org may read. FAILED_PRECONDITION: the image is not AVAILABLE. OUT_OF_RANGE: the
 	// offset is greater than the size. UNAVAILABLE: no member that has the image can be reached now.
 	DownloadImage(ctx context.Context, in *DownloadImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DownloadImageResponse], error)
+	// ListAllImages returns a page of the images of all orgs, in the order of creation. It is for system:admin with a
+	// token that is not limited to an org or project. All pages show the records as of the first page. INVALID_ARGUMENT:
+	// page_size, page_token, org_id or project_id.
+	ListAllImages(ctx context.Context, in *ListAllImagesRequest, opts ...grpc.CallOption) (*ListAllImagesResponse, error)
 }
 
 type imageDataServiceClient struct {
@@ -87,6 +92,16 @@ func (c *imageDataServiceClient) DownloadImage(ctx context.Context, in *Download
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ImageDataService_DownloadImageClient = grpc.ServerStreamingClient[DownloadImageResponse]
 
+func (c *imageDataServiceClient) ListAllImages(ctx context.Context, in *ListAllImagesRequest, opts ...grpc.CallOption) (*ListAllImagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllImagesResponse)
+	err := c.cc.Invoke(ctx, ImageDataService_ListAllImages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ImageDataServiceServer is the server API for ImageDataService service.
 // All implementations must embed UnimplementedImageDataServiceServer
 // for forward compatibility.
@@ -106,6 +121,10 @@ type ImageDataServiceServer interface {
 	// NOT_FOUND: no image that the org may read. FAILED_PRECONDITION: the image is not AVAILABLE. OUT_OF_RANGE: the
 	// offset is greater than the size. UNAVAILABLE: no member that has the image can be reached now.
 	DownloadImage(*DownloadImageRequest, grpc.ServerStreamingServer[DownloadImageResponse]) error
+	// ListAllImages returns a page of the images of all orgs, in the order of creation. It is for system:admin with a
+	// token that is not limited to an org or project. All pages show the records as of the first page. INVALID_ARGUMENT:
+	// page_size, page_token, org_id or project_id.
+	ListAllImages(context.Context, *ListAllImagesRequest) (*ListAllImagesResponse, error)
 	mustEmbedUnimplementedImageDataServiceServer()
 }
 
@@ -121,6 +140,9 @@ func (UnimplementedImageDataServiceServer) ListUploadedParts(context.Context, *L
 }
 func (UnimplementedImageDataServiceServer) DownloadImage(*DownloadImageRequest, grpc.ServerStreamingServer[DownloadImageResponse]) error {
 	return status.Error(codes.Unimplemented, "method DownloadImage not implemented")
+}
+func (UnimplementedImageDataServiceServer) ListAllImages(context.Context, *ListAllImagesRequest) (*ListAllImagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllImages not implemented")
 }
 func (UnimplementedImageDataServiceServer) mustEmbedUnimplementedImageDataServiceServer() {}
 func (UnimplementedImageDataServiceServer) testEmbeddedByValue()                          {}
@@ -172,6 +194,24 @@ func _ImageDataService_DownloadImage_Handler(srv interface{}, stream grpc.Server
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ImageDataService_DownloadImageServer = grpc.ServerStreamingServer[DownloadImageResponse]
 
+func _ImageDataService_ListAllImages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllImagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImageDataServiceServer).ListAllImages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ImageDataService_ListAllImages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImageDataServiceServer).ListAllImages(ctx, req.(*ListAllImagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ImageDataService_ServiceDesc is the grpc.ServiceDesc for ImageDataService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -182,6 +222,10 @@ var ImageDataService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListUploadedParts",
 			Handler:    _ImageDataService_ListUploadedParts_Handler,
+		},
+		{
+			MethodName: "ListAllImages",
+			Handler:    _ImageDataService_ListAllImages_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -975,6 +975,129 @@ func (x *ExportSnapshotResponse) GetData() []byte {
 	return nil
 }
 
+type ListAllSnapshotsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllSnapshotsRequest) Reset() {
+	*x = ListAllSnapshotsRequest{}
+	mi := &file_storage_v1_snapshot_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllSnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllSnapshotsRequest) ProtoMessage() {}
+
+func (x *ListAllSnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_snapshot_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllSnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllSnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListAllSnapshotsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllSnapshotsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllSnapshotsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllSnapshotsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllSnapshotsResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots []*Snapshot            `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllSnapshotsResponse) Reset() {
+	*x = ListAllSnapshotsResponse{}
+	mi := &file_storage_v1_snapshot_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllSnapshotsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllSnapshotsResponse) ProtoMessage() {}
+
+func (x *ListAllSnapshotsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_snapshot_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllSnapshotsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllSnapshotsResponse) Descriptor() ([]byte, []int) {
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListAllSnapshotsResponse) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+func (x *ListAllSnapshotsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 var File_storage_v1_snapshot_proto protoreflect.FileDescriptor
 
 const file_storage_v1_snapshot_proto_rawDesc = "" +
@@ -1073,7 +1196,17 @@ const file_storage_v1_snapshot_proto_rawDesc = "" +
 	"\x11since_snapshot_id\x18\x04 \x01(\tR\x0fsinceSnapshotId\x12\x16\n" +
 	"\x06offset\x18\x05 \x01(\x04R\x06offset\",\n" +
 	"\x16ExportSnapshotResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data*\x88\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x8b\x01\n" +
+	"\x17ListAllSnapshotsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"v\n" +
+	"\x18ListAllSnapshotsResponse\x122\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x14.storage.v1.SnapshotR\tsnapshots\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken*\x88\x01\n" +
 	"\x0eSnapshotStatus\x12\x1f\n" +
 	"\x1bSNAPSHOT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17SNAPSHOT_STATUS_PENDING\x10\x01\x12\x1d\n" +
@@ -1083,7 +1216,7 @@ const file_storage_v1_snapshot_proto_rawDesc = "" +
 	" SNAPSHOT_CONSISTENCY_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSNAPSHOT_CONSISTENCY_CRASH\x10\x01\x12$\n" +
 	" SNAPSHOT_CONSISTENCY_FILE_SYSTEM\x10\x02\x12!\n" +
-	"\x1dSNAPSHOT_CONSISTENCY_DETACHED\x10\x032\xe3\x04\n" +
+	"\x1dSNAPSHOT_CONSISTENCY_DETACHED\x10\x032\xc2\x05\n" +
 	"\x0fSnapshotService\x12I\n" +
 	"\x0eCreateSnapshot\x12!.storage.v1.CreateSnapshotRequest\x1a\x14.storage.v1.Snapshot\x12`\n" +
 	"\x11CreateVmSnapshots\x12$.storage.v1.CreateVmSnapshotsRequest\x1a%.storage.v1.CreateVmSnapshotsResponse\x12C\n" +
@@ -1091,7 +1224,8 @@ const file_storage_v1_snapshot_proto_rawDesc = "" +
 	"\rListSnapshots\x12 .storage.v1.ListSnapshotsRequest\x1a!.storage.v1.ListSnapshotsResponse\x12K\n" +
 	"\x0eDeleteSnapshot\x12!.storage.v1.DeleteSnapshotRequest\x1a\x16.google.protobuf.Empty\x12`\n" +
 	"\x18CreateVolumeFromSnapshot\x12+.storage.v1.CreateVolumeFromSnapshotRequest\x1a\x17.vmcontroller.v1.Volume\x12Y\n" +
-	"\x0eExportSnapshot\x12!.storage.v1.ExportSnapshotRequest\x1a\".storage.v1.ExportSnapshotResponse0\x01B<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
+	"\x0eExportSnapshot\x12!.storage.v1.ExportSnapshotRequest\x1a\".storage.v1.ExportSnapshotResponse0\x01\x12]\n" +
+	"\x10ListAllSnapshots\x12#.storage.v1.ListAllSnapshotsRequest\x1a$.storage.v1.ListAllSnapshotsResponseB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_storage_v1_snapshot_proto_rawDescOnce sync.Once
@@ -1106,7 +1240,7 @@ func file_storage_v1_snapshot_proto_rawDescGZIP() []byte {
 }
 
 var file_storage_v1_snapshot_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_storage_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_storage_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_storage_v1_snapshot_proto_goTypes = []any{
 	(SnapshotStatus)(0),                     // 0: storage.v1.SnapshotStatus
 	(SnapshotConsistency)(0),                // 1: storage.v1.SnapshotConsistency
@@ -1121,43 +1255,48 @@ var file_storage_v1_snapshot_proto_goTypes = []any{
 	(*CreateVolumeFromSnapshotRequest)(nil), // 10: storage.v1.CreateVolumeFromSnapshotRequest
 	(*ExportSnapshotRequest)(nil),           // 11: storage.v1.ExportSnapshotRequest
 	(*ExportSnapshotResponse)(nil),          // 12: storage.v1.ExportSnapshotResponse
-	nil,                                     // 13: storage.v1.Snapshot.LabelsEntry
-	nil,                                     // 14: storage.v1.CreateSnapshotRequest.LabelsEntry
-	nil,                                     // 15: storage.v1.CreateVmSnapshotsRequest.LabelsEntry
-	nil,                                     // 16: storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
-	nil,                                     // 17: storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
-	(*emptypb.Empty)(nil),                   // 18: google.protobuf.Empty
-	(*v1.Volume)(nil),                       // 19: vmcontroller.v1.Volume
+	(*ListAllSnapshotsRequest)(nil),         // 13: storage.v1.ListAllSnapshotsRequest
+	(*ListAllSnapshotsResponse)(nil),        // 14: storage.v1.ListAllSnapshotsResponse
+	nil,                                     // 15: storage.v1.Snapshot.LabelsEntry
+	nil,                                     // 16: storage.v1.CreateSnapshotRequest.LabelsEntry
+	nil,                                     // 17: storage.v1.CreateVmSnapshotsRequest.LabelsEntry
+	nil,                                     // 18: storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
+	nil,                                     // 19: storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
+	(*emptypb.Empty)(nil),                   // 20: google.protobuf.Empty
+	(*v1.Volume)(nil),                       // 21: vmcontroller.v1.Volume
 }
 var file_storage_v1_snapshot_proto_depIdxs = []int32{
 	0,  // 0: storage.v1.Snapshot.status:type_name -> storage.v1.SnapshotStatus
 	1,  // 1: storage.v1.Snapshot.consistency:type_name -> storage.v1.SnapshotConsistency
-	13, // 2: storage.v1.Snapshot.labels:type_name -> storage.v1.Snapshot.LabelsEntry
-	14, // 3: storage.v1.CreateSnapshotRequest.labels:type_name -> storage.v1.CreateSnapshotRequest.LabelsEntry
-	15, // 4: storage.v1.CreateVmSnapshotsRequest.labels:type_name -> storage.v1.CreateVmSnapshotsRequest.LabelsEntry
+	15, // 2: storage.v1.Snapshot.labels:type_name -> storage.v1.Snapshot.LabelsEntry
+	16, // 3: storage.v1.CreateSnapshotRequest.labels:type_name -> storage.v1.CreateSnapshotRequest.LabelsEntry
+	17, // 4: storage.v1.CreateVmSnapshotsRequest.labels:type_name -> storage.v1.CreateVmSnapshotsRequest.LabelsEntry
 	2,  // 5: storage.v1.CreateVmSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
 	2,  // 6: storage.v1.ListSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
-	16, // 7: storage.v1.CreateVolumeFromSnapshotRequest.metadata:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
-	17, // 8: storage.v1.CreateVolumeFromSnapshotRequest.labels:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
-	3,  // 9: storage.v1.SnapshotService.CreateSnapshot:input_type -> storage.v1.CreateSnapshotRequest
-	4,  // 10: storage.v1.SnapshotService.CreateVmSnapshots:input_type -> storage.v1.CreateVmSnapshotsRequest
-	6,  // 11: storage.v1.SnapshotService.GetSnapshot:input_type -> storage.v1.GetSnapshotRequest
-	7,  // 12: storage.v1.SnapshotService.ListSnapshots:input_type -> storage.v1.ListSnapshotsRequest
-	9,  // 13: storage.v1.SnapshotService.DeleteSnapshot:input_type -> storage.v1.DeleteSnapshotRequest
-	10, // 14: storage.v1.SnapshotService.CreateVolumeFromSnapshot:input_type -> storage.v1.CreateVolumeFromSnapshotRequest
-	11, // 15: storage.v1.SnapshotService.ExportSnapshot:input_type -> storage.v1.ExportSnapshotRequest
-	2,  // 16: storage.v1.SnapshotService.CreateSnapshot:output_type -> storage.v1.Snapshot
-	5,  // 17: storage.v1.SnapshotService.CreateVmSnapshots:output_type -> storage.v1.CreateVmSnapshotsResponse
-	2,  // 18: storage.v1.SnapshotService.GetSnapshot:output_type -> storage.v1.Snapshot
-	8,  // 19: storage.v1.SnapshotService.ListSnapshots:output_type -> storage.v1.ListSnapshotsResponse
-	18, // 20: storage.v1.SnapshotService.DeleteSnapshot:output_type -> google.protobuf.Empty
-	19, // 21: storage.v1.SnapshotService.CreateVolumeFromSnapshot:output_type -> vmcontroller.v1.Volume
-	12, // 22: storage.v1.SnapshotService.ExportSnapshot:output_type -> storage.v1.ExportSnapshotResponse
-	16, // [16:23] is the sub-list for method output_type
-	9,  // [9:16] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	18, // 7: storage.v1.CreateVolumeFromSnapshotRequest.metadata:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
+	19, // 8: storage.v1.CreateVolumeFromSnapshotRequest.labels:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
+	2,  // 9: storage.v1.ListAllSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
+	3,  // 10: storage.v1.SnapshotService.CreateSnapshot:input_type -> storage.v1.CreateSnapshotRequest
+	4,  // 11: storage.v1.SnapshotService.CreateVmSnapshots:input_type -> storage.v1.CreateVmSnapshotsRequest
+	6,  // 12: storage.v1.SnapshotService.GetSnapshot:input_type -> storage.v1.GetSnapshotRequest
+	7,  // 13: storage.v1.SnapshotService.ListSnapshots:input_type -> storage.v1.ListSnapshotsRequest
+	9,  // 14: storage.v1.SnapshotService.DeleteSnapshot:input_type -> storage.v1.DeleteSnapshotRequest
+	10, // 15: storage.v1.SnapshotService.CreateVolumeFromSnapshot:input_type -> storage.v1.CreateVolumeFromSnapshotRequest
+	11, // 16: storage.v1.SnapshotService.ExportSnapshot:input_type -> storage.v1.ExportSnapshotRequest
+	13, // 17: storage.v1.SnapshotService.ListAllSnapshots:input_type -> storage.v1.ListAllSnapshotsRequest
+	2,  // 18: storage.v1.SnapshotService.CreateSnapshot:output_type -> storage.v1.Snapshot
+	5,  // 19: storage.v1.SnapshotService.CreateVmSnapshots:output_type -> storage.v1.CreateVmSnapshotsResponse
+	2,  // 20: storage.v1.SnapshotService.GetSnapshot:output_type -> storage.v1.Snapshot
+	8,  // 21: storage.v1.SnapshotService.ListSnapshots:output_type -> storage.v1.ListSnapshotsResponse
+	20, // 22: storage.v1.SnapshotService.DeleteSnapshot:output_type -> google.protobuf.Empty
+	21, // 23: storage.v1.SnapshotService.CreateVolumeFromSnapshot:output_type -> vmcontroller.v1.Volume
+	12, // 24: storage.v1.SnapshotService.ExportSnapshot:output_type -> storage.v1.ExportSnapshotResponse
+	14, // 25: storage.v1.SnapshotService.ListAllSnapshots:output_type -> storage.v1.ListAllSnapshotsResponse
+	18, // [18:26] is the sub-list for method output_type
+	10, // [10:18] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_snapshot_proto_init() }
@@ -1171,7 +1310,7 @@ func file_storage_v1_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_snapshot_proto_rawDesc), len(file_storage_v1_snapshot_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

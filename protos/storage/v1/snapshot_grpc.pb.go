@@ -34,6 +34,7 @@ const (
 	SnapshotService_DeleteSnapshot_FullMethodName           = "/storage.v1.SnapshotService/DeleteSnapshot"
 	SnapshotService_CreateVolumeFromSnapshot_FullMethodName = "/storage.v1.SnapshotService/CreateVolumeFromSnapshot"
 	SnapshotService_ExportSnapshot_FullMethodName           = "/storage.v1.SnapshotService/ExportSnapshot"
+	SnapshotService_ListAllSnapshots_FullMethodName         = "/storage.v1.SnapshotService/ListAllSnapshots"
 )
 
 // SnapshotServiceClient is the client API for SnapshotService service.
@@ -95,6 +96,10 @@ type SnapshotServiceClient interface {
 	// to the project or the org as it may. UNAVAILABLE: the host is not connected or does not answer, or the connection
 	// to it broke.
 	ExportSnapshot(ctx context.Context, in *ExportSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSnapshotResponse], error)
+	// ListAllSnapshots returns a page of the snapshots of all projects, in the order of project and creation. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllSnapshots(ctx context.Context, in *ListAllSnapshotsRequest, opts ...grpc.CallOption) (*ListAllSnapshotsResponse, error)
 }
 
 type snapshotServiceClient struct {
@@ -184,6 +189,16 @@ func (c *snapshotServiceClient) ExportSnapshot(ctx context.Context, in *ExportSn
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SnapshotService_ExportSnapshotClient = grpc.ServerStreamingClient[ExportSnapshotResponse]
 
+func (c *snapshotServiceClient) ListAllSnapshots(ctx context.Context, in *ListAllSnapshotsRequest, opts ...grpc.CallOption) (*ListAllSnapshotsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllSnapshotsResponse)
+	err := c.cc.Invoke(ctx, SnapshotService_ListAllSnapshots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SnapshotServiceServer is the server API for SnapshotService service.
 // All implementations must embed UnimplementedSnapshotServiceServer
 // for forward compatibility.
@@ -243,6 +258,10 @@ type SnapshotServiceServer interface {
 	// to the project or the org as it may. UNAVAILABLE: the host is not connected or does not answer, or the connection
 	// to it broke.
 	ExportSnapshot(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportSnapshotResponse]) error
+	// ListAllSnapshots returns a page of the snapshots of all projects, in the order of project and creation. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllSnapshots(context.Context, *ListAllSnapshotsRequest) (*ListAllSnapshotsResponse, error)
 	mustEmbedUnimplementedSnapshotServiceServer()
 }
 
@@ -273,6 +292,9 @@ func (UnimplementedSnapshotServiceServer) CreateVolumeFromSnapshot(context.Conte
 }
 func (UnimplementedSnapshotServiceServer) ExportSnapshot(*ExportSnapshotRequest, grpc.ServerStreamingServer[ExportSnapshotResponse]) error {
 	return status.Error(codes.Unimplemented, "method ExportSnapshot not implemented")
+}
+func (UnimplementedSnapshotServiceServer) ListAllSnapshots(context.Context, *ListAllSnapshotsRequest) (*ListAllSnapshotsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllSnapshots not implemented")
 }
 func (UnimplementedSnapshotServiceServer) mustEmbedUnimplementedSnapshotServiceServer() {}
 func (UnimplementedSnapshotServiceServer) testEmbeddedByValue()                         {}
@@ -414,6 +436,24 @@ func _SnapshotService_ExportSnapshot_Handler(srv interface{}, stream grpc.Server
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SnapshotService_ExportSnapshotServer = grpc.ServerStreamingServer[ExportSnapshotResponse]
 
+func _SnapshotService_ListAllSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllSnapshotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotServiceServer).ListAllSnapshots(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SnapshotService_ListAllSnapshots_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotServiceServer).ListAllSnapshots(ctx, req.(*ListAllSnapshotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SnapshotService_ServiceDesc is the grpc.ServiceDesc for SnapshotService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -444,6 +484,10 @@ var SnapshotService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateVolumeFromSnapshot",
 			Handler:    _SnapshotService_CreateVolumeFromSnapshot_Handler,
+		},
+		{
+			MethodName: "ListAllSnapshots",
+			Handler:    _SnapshotService_ListAllSnapshots_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -848,6 +848,138 @@ func (x *UpdateVolumeRequest) GetLabels() map[string]string {
 	return nil
 }
 
+type ListAllVolumesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId     string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	// Only those that are bound to this host. Empty: all.
+	NodeId        string `protobuf:"bytes,5,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllVolumesRequest) Reset() {
+	*x = ListAllVolumesRequest{}
+	mi := &file_storage_v1_storage_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllVolumesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllVolumesRequest) ProtoMessage() {}
+
+func (x *ListAllVolumesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_storage_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllVolumesRequest.ProtoReflect.Descriptor instead.
+func (*ListAllVolumesRequest) Descriptor() ([]byte, []int) {
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListAllVolumesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllVolumesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllVolumesRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllVolumesRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *ListAllVolumesRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+type ListAllVolumesResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Volumes []*v1.Volume           `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllVolumesResponse) Reset() {
+	*x = ListAllVolumesResponse{}
+	mi := &file_storage_v1_storage_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllVolumesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllVolumesResponse) ProtoMessage() {}
+
+func (x *ListAllVolumesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_storage_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllVolumesResponse.ProtoReflect.Descriptor instead.
+func (*ListAllVolumesResponse) Descriptor() ([]byte, []int) {
+	return file_storage_v1_storage_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListAllVolumesResponse) GetVolumes() []*v1.Volume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *ListAllVolumesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 var File_storage_v1_storage_proto protoreflect.FileDescriptor
 
 const file_storage_v1_storage_proto_rawDesc = "" +
@@ -931,16 +1063,28 @@ const file_storage_v1_storage_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\xce\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa2\x01\n" +
+	"\x15ListAllVolumesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\x12\x17\n" +
+	"\anode_id\x18\x05 \x01(\tR\x06nodeId\"s\n" +
+	"\x16ListAllVolumesResponse\x121\n" +
+	"\avolumes\x18\x01 \x03(\v2\x17.vmcontroller.v1.VolumeR\avolumes\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xce\x03\n" +
 	"\x13StorageClassService\x12U\n" +
 	"\x12CreateStorageClass\x12%.storage.v1.CreateStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12O\n" +
 	"\x0fGetStorageClass\x12\".storage.v1.GetStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12c\n" +
 	"\x12ListStorageClasses\x12%.storage.v1.ListStorageClassesRequest\x1a&.storage.v1.ListStorageClassesResponse\x12U\n" +
 	"\x12UpdateStorageClass\x12%.storage.v1.UpdateStorageClassRequest\x1a\x18.storage.v1.StorageClass\x12S\n" +
-	"\x12DeleteStorageClass\x12%.storage.v1.DeleteStorageClassRequest\x1a\x16.google.protobuf.Empty2\xa5\x01\n" +
+	"\x12DeleteStorageClass\x12%.storage.v1.DeleteStorageClassRequest\x1a\x16.google.protobuf.Empty2\xfe\x01\n" +
 	"\rVolumeService\x12H\n" +
 	"\fUpdateVolume\x12\x1f.storage.v1.UpdateVolumeRequest\x1a\x17.vmcontroller.v1.Volume\x12J\n" +
-	"\rFlattenVolume\x12 .storage.v1.FlattenVolumeRequest\x1a\x17.vmcontroller.v1.VolumeB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
+	"\rFlattenVolume\x12 .storage.v1.FlattenVolumeRequest\x1a\x17.vmcontroller.v1.Volume\x12W\n" +
+	"\x0eListAllVolumes\x12!.storage.v1.ListAllVolumesRequest\x1a\".storage.v1.ListAllVolumesResponseB<Z:github.com/trivet-cloud/trivet/protos/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_storage_v1_storage_proto_rawDescOnce sync.Once
@@ -954,7 +1098,7 @@ func file_storage_v1_storage_proto_rawDescGZIP() []byte {
 	return file_storage_v1_storage_proto_rawDescData
 }
 
-var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_storage_v1_storage_proto_goTypes = []any{
 	(*StorageClass)(nil),               // 0: storage.v1.StorageClass
 	(*RbdPool)(nil),                    // 1: storage.v1.RbdPool
@@ -967,40 +1111,45 @@ var file_storage_v1_storage_proto_goTypes = []any{
 	(*DeleteStorageClassRequest)(nil),  // 8: storage.v1.DeleteStorageClassRequest
 	(*FlattenVolumeRequest)(nil),       // 9: storage.v1.FlattenVolumeRequest
 	(*UpdateVolumeRequest)(nil),        // 10: storage.v1.UpdateVolumeRequest
-	nil,                                // 11: storage.v1.UpdateVolumeRequest.MetadataEntry
-	nil,                                // 12: storage.v1.UpdateVolumeRequest.LabelsEntry
-	(v1.VolumeDriverKind)(0),           // 13: vmcontroller.v1.VolumeDriverKind
-	(*emptypb.Empty)(nil),              // 14: google.protobuf.Empty
-	(*v1.Volume)(nil),                  // 15: vmcontroller.v1.Volume
+	(*ListAllVolumesRequest)(nil),      // 11: storage.v1.ListAllVolumesRequest
+	(*ListAllVolumesResponse)(nil),     // 12: storage.v1.ListAllVolumesResponse
+	nil,                                // 13: storage.v1.UpdateVolumeRequest.MetadataEntry
+	nil,                                // 14: storage.v1.UpdateVolumeRequest.LabelsEntry
+	(v1.VolumeDriverKind)(0),           // 15: vmcontroller.v1.VolumeDriverKind
+	(*v1.Volume)(nil),                  // 16: vmcontroller.v1.Volume
+	(*emptypb.Empty)(nil),              // 17: google.protobuf.Empty
 }
 var file_storage_v1_storage_proto_depIdxs = []int32{
-	13, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	15, // 0: storage.v1.StorageClass.driver:type_name -> vmcontroller.v1.VolumeDriverKind
 	1,  // 1: storage.v1.StorageClass.rbd:type_name -> storage.v1.RbdPool
-	13, // 2: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
+	15, // 2: storage.v1.CreateStorageClassRequest.driver:type_name -> vmcontroller.v1.VolumeDriverKind
 	1,  // 3: storage.v1.CreateStorageClassRequest.rbd:type_name -> storage.v1.RbdPool
 	0,  // 4: storage.v1.ListStorageClassesResponse.storage_classes:type_name -> storage.v1.StorageClass
 	7,  // 5: storage.v1.UpdateStorageClassRequest.rbd:type_name -> storage.v1.UpdateRbdPool
-	11, // 6: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
-	12, // 7: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
-	2,  // 8: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
-	3,  // 9: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
-	4,  // 10: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
-	6,  // 11: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
-	8,  // 12: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
-	10, // 13: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
-	9,  // 14: storage.v1.VolumeService.FlattenVolume:input_type -> storage.v1.FlattenVolumeRequest
-	0,  // 15: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
-	0,  // 16: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
-	5,  // 17: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
-	0,  // 18: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
-	14, // 19: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
-	15, // 20: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
-	15, // 21: storage.v1.VolumeService.FlattenVolume:output_type -> vmcontroller.v1.Volume
-	15, // [15:22] is the sub-list for method output_type
-	8,  // [8:15] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	13, // 6: storage.v1.UpdateVolumeRequest.metadata:type_name -> storage.v1.UpdateVolumeRequest.MetadataEntry
+	14, // 7: storage.v1.UpdateVolumeRequest.labels:type_name -> storage.v1.UpdateVolumeRequest.LabelsEntry
+	16, // 8: storage.v1.ListAllVolumesResponse.volumes:type_name -> vmcontroller.v1.Volume
+	2,  // 9: storage.v1.StorageClassService.CreateStorageClass:input_type -> storage.v1.CreateStorageClassRequest
+	3,  // 10: storage.v1.StorageClassService.GetStorageClass:input_type -> storage.v1.GetStorageClassRequest
+	4,  // 11: storage.v1.StorageClassService.ListStorageClasses:input_type -> storage.v1.ListStorageClassesRequest
+	6,  // 12: storage.v1.StorageClassService.UpdateStorageClass:input_type -> storage.v1.UpdateStorageClassRequest
+	8,  // 13: storage.v1.StorageClassService.DeleteStorageClass:input_type -> storage.v1.DeleteStorageClassRequest
+	10, // 14: storage.v1.VolumeService.UpdateVolume:input_type -> storage.v1.UpdateVolumeRequest
+	9,  // 15: storage.v1.VolumeService.FlattenVolume:input_type -> storage.v1.FlattenVolumeRequest
+	11, // 16: storage.v1.VolumeService.ListAllVolumes:input_type -> storage.v1.ListAllVolumesRequest
+	0,  // 17: storage.v1.StorageClassService.CreateStorageClass:output_type -> storage.v1.StorageClass
+	0,  // 18: storage.v1.StorageClassService.GetStorageClass:output_type -> storage.v1.StorageClass
+	5,  // 19: storage.v1.StorageClassService.ListStorageClasses:output_type -> storage.v1.ListStorageClassesResponse
+	0,  // 20: storage.v1.StorageClassService.UpdateStorageClass:output_type -> storage.v1.StorageClass
+	17, // 21: storage.v1.StorageClassService.DeleteStorageClass:output_type -> google.protobuf.Empty
+	16, // 22: storage.v1.VolumeService.UpdateVolume:output_type -> vmcontroller.v1.Volume
+	16, // 23: storage.v1.VolumeService.FlattenVolume:output_type -> vmcontroller.v1.Volume
+	12, // 24: storage.v1.VolumeService.ListAllVolumes:output_type -> storage.v1.ListAllVolumesResponse
+	17, // [17:25] is the sub-list for method output_type
+	9,  // [9:17] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_storage_proto_init() }
@@ -1015,7 +1164,7 @@ func file_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_storage_proto_rawDesc), len(file_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

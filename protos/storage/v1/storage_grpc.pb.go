@@ -330,8 +330,9 @@ var StorageClassService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	VolumeService_UpdateVolume_FullMethodName  = "/storage.v1.VolumeService/UpdateVolume"
-	VolumeService_FlattenVolume_FullMethodName = "/storage.v1.VolumeService/FlattenVolume"
+	VolumeService_UpdateVolume_FullMethodName   = "/storage.v1.VolumeService/UpdateVolume"
+	VolumeService_FlattenVolume_FullMethodName  = "/storage.v1.VolumeService/FlattenVolume"
+	VolumeService_ListAllVolumes_FullMethodName = "/storage.v1.VolumeService/ListAllVolumes"
 )
 
 // VolumeServiceClient is the client API for VolumeService service.
@@ -360,6 +361,10 @@ type VolumeServiceClient interface {
 	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the volume has the driver MANAGED and
 	// snapshots, which contain only the differences from the image, or is a registered RBD image.
 	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*v1.Volume, error)
+	// ListAllVolumes returns a page of the volumes of all projects, in the order of project and creation. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id, project_id or node_id.
+	ListAllVolumes(ctx context.Context, in *ListAllVolumesRequest, opts ...grpc.CallOption) (*ListAllVolumesResponse, error)
 }
 
 type volumeServiceClient struct {
@@ -384,6 +389,16 @@ func (c *volumeServiceClient) FlattenVolume(ctx context.Context, in *FlattenVolu
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(v1.Volume)
 	err := c.cc.Invoke(ctx, VolumeService_FlattenVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumeServiceClient) ListAllVolumes(ctx context.Context, in *ListAllVolumesRequest, opts ...grpc.CallOption) (*ListAllVolumesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllVolumesResponse)
+	err := c.cc.Invoke(ctx, VolumeService_ListAllVolumes_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -416,6 +431,10 @@ type VolumeServiceServer interface {
 	// NOT_FOUND: the project has no such volume. FAILED_PRECONDITION: the volume has the driver MANAGED and
 	// snapshots, which contain only the differences from the image, or is a registered RBD image.
 	FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error)
+	// ListAllVolumes returns a page of the volumes of all projects, in the order of project and creation. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id, project_id or node_id.
+	ListAllVolumes(context.Context, *ListAllVolumesRequest) (*ListAllVolumesResponse, error)
 	mustEmbedUnimplementedVolumeServiceServer()
 }
 
@@ -431,6 +450,9 @@ func (UnimplementedVolumeServiceServer) UpdateVolume(context.Context, *UpdateVol
 }
 func (UnimplementedVolumeServiceServer) FlattenVolume(context.Context, *FlattenVolumeRequest) (*v1.Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method FlattenVolume not implemented")
+}
+func (UnimplementedVolumeServiceServer) ListAllVolumes(context.Context, *ListAllVolumesRequest) (*ListAllVolumesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllVolumes not implemented")
 }
 func (UnimplementedVolumeServiceServer) mustEmbedUnimplementedVolumeServiceServer() {}
 func (UnimplementedVolumeServiceServer) testEmbeddedByValue()                       {}
@@ -489,6 +511,24 @@ func _VolumeService_FlattenVolume_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VolumeService_ListAllVolumes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllVolumesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).ListAllVolumes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_ListAllVolumes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).ListAllVolumes(ctx, req.(*ListAllVolumesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // VolumeService_ServiceDesc is the grpc.ServiceDesc for VolumeService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -503,6 +543,10 @@ var VolumeService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FlattenVolume",
 			Handler:    _VolumeService_FlattenVolume_Handler,
+		},
+		{
+			MethodName: "ListAllVolumes",
+			Handler:    _VolumeService_ListAllVolumes_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

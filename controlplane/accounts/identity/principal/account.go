@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/base32"
 	"encoding/base64"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -131,6 +132,36 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 		return nil, err
 	}
 	accounts.Put(tx, &u.ID, project, n.Name)
+	return u, nil
+}
+
+// accountName matches the name of a service account with its project, NAME@ORG/PROJECT. No ID contains a slash.
+var accountName = regexp.MustCompile(`^([a-z][a-z0-9-]{0,62})@([^/]+)/([^/]+)$`)
+
+// ParseAccountName splits the name of a service account with its project, such as ci@acme/web. It returns false for
+// other texts, such as IDs.
+func ParseAccountName(text string) (name string, t cloud.Tenant, ok bool) {
+	m := accountName.FindStringSubmatch(text)
+	if m == nil {
+		return "", t, false
+	}
+	t, err := cloud.ParseTenant(m[2], m[3])
+	return m[1], t, err == nil
+}
+
+// Username returns the name of the service account with its project, which ParseAccountName splits.
+func (a *Account) Username() string { return a.Name + "@" + a.Tenant.String() }
+
+// FindAccount returns the service account of the project t with a name, or nil.
+func FindAccount(r store.Reader, t cloud.Tenant, name string) (*User, error) {
+	id, err := accounts.Get(r, string(t.Project), name)
+	if err != nil || id == nil {
+		return nil, err
+	}
+	u, err := Users.Get(r, string(*id))
+	if err != nil || u == nil || u.Account == nil || u.Account.Tenant != t {
+		return nil, err
+	}
 	return u, nil
 }
 

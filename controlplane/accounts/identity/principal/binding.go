@@ -66,7 +66,7 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	case u.Account != nil:
 		return false, checkIsUser(u)
 	case !u.Registered():
-		return false, fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
+		return false, errNoCredential(u)
 	}
 	if err := setIncarnation(tx, &g.Binding); err != nil {
 		return false, err
@@ -78,6 +78,10 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 		return false, err
 	}
 	return false, addRole(tx, u, g.Binding)
+}
+
+func errNoCredential(u *User) error {
+	return fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
 }
 
 // setHomeOrg is called when a role is given to the user u. It changes the home org only if system:admin gives the role,
@@ -128,9 +132,16 @@ func addRole(tx *store.Tx, u *User, b cloud.Binding) error {
 		}
 		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: remove one first", u.ID, in, b.Org)
 	}
-	after := append(slices.Clone(before), b)
-	u.Defaults = u.Defaults.WithBindings(before).WithBindings(after)
-	u.Bindings = after
+	u.Bindings = append(slices.Clone(before), b)
+	had, err := u.withGroups(tx, before)
+	if err != nil {
+		return err
+	}
+	now, err := u.withGroups(tx, u.Bindings)
+	if err != nil {
+		return err
+	}
+	u.Defaults = u.Defaults.WithBindings(had).WithBindings(now)
 	Users.Put(tx, u, string(u.ID))
 	return nil
 }
@@ -191,7 +202,7 @@ func Unbind(tx *store.Tx, g Grant) error {
 	}
 	u.Home, u.HomeSettled = u.HomeOrg(), true
 	u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), g.Binding.Same)
-	left, err := effective(tx, u.Bindings)
+	left, err := u.Roles(tx)
 	if err != nil {
 		return err
 	}
@@ -204,15 +215,9 @@ func Unbind(tx *store.Tx, g Grant) error {
 // all roles.
 func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 	for _, b := range u.Bindings {
-		if isWithin(b, t) {
+		if t.Contains(b.Tenant()) {
 			found = append(found, b)
 		}
 	}
 	return found
-}
-
-// isWithin reports whether the role b is within the tenant t: an org including its projects, or one project. Every role
-// is within the zero t.
-func isWithin(b cloud.Binding, t cloud.Tenant) bool {
-	return (t.Org == "" || b.Org == t.Org) && (t.Project == "" || b.Project == t.Project)
 }

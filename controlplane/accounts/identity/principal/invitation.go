@@ -259,7 +259,7 @@ func WithdrawAll(tx *store.Tx, t cloud.Tenant) error {
 			continue
 		}
 		before := len(rec.Open)
-		rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return isWithin(i.Binding, t) })
+		rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return t.Contains(i.Binding.Tenant()) })
 		if len(rec.Open) == before {
 			continue
 		}
@@ -305,7 +305,7 @@ func InvitationsOf(ctx context.Context, s *store.Store, t cloud.Tenant, size int
 				continue
 			}
 			rec.forget(now)
-			rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return !isWithin(i.Binding, t) })
+			rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return !t.Contains(i.Binding.Tenant()) })
 			if len(rec.Open) > 0 {
 				found = append(found, rec)
 			}

@@ -10,6 +10,9 @@
 //     another tenant's users. A user created without a home org gets the org of the first org role that system:admin
 //     gives. A record written before there were home orgs has none: if all roles of the user are in one org, that org
 //     is the home org.
+//   - A group belongs to an org and gives its members roles in that org. Only users whose home org it is can be members,
+//     because an org's administrators must not change the access of another org's users; system:admin may add others.
+//     The roles of groups are read when a token is used, like a user's own, so a change takes effect within a second.
 //   - The user's default project (cloud.Defaults) is the first project in which the user got a role, until that role is
 //     removed. So another role does not change the tenant of calls that name none.
 //   - The epoch of a principal is a number that is incremented by each event that invalidates its tokens: a new
@@ -18,8 +21,9 @@
 //   - A service account's secret is stored encrypted, not hashed. The service account is also an access key of the
 //     object storage, and checking a signature needs the secret itself. The secret is too long to be guessed.
 //
-// Keys: invitation/<user>/<org>, invitee/<org>/<user>, invitee-count/<org>, user/<id>, user-retired/<id>,
-// user-identity/<provider>/<SHA-256 of issuer and subject>, service-account/<project>/<name>.
+// Keys: group/<org>/<group>, group-member/<org>/<group>/<user>, invitation/<user>/<org>, invitee/<org>/<user>,
+// invitee-count/<org>, user/<id>, user-retired/<id>, user-identity/<provider>/<SHA-256 of issuer and subject>,
+// service-account/<project>/<name>.
 package principal
 
 import (
@@ -59,6 +63,8 @@ type User struct {
 	ID       cloud.UserID
 	Name     string
 	Bindings []cloud.Binding
+	// Groups are the groups in which the user is a member, in the order in which it joined them.
+	Groups []GroupRef `cbor:",omitempty"`
 	// Home is the user's home org. It is valid only if HomeSettled is true. Read it with the method HomeOrg.
 	Home        cloud.OrgID `cbor:",omitempty"`
 	HomeSettled bool        `cbor:",omitempty"`
@@ -259,6 +265,9 @@ func Delete(tx *store.Tx, id cloud.UserID) error {
 func remove(tx *store.Tx, u *User) error {
 	for _, i := range u.Identities {
 		linked.Delete(tx, i.key()...)
+	}
+	for _, g := range u.Groups {
+		groupMembers.Delete(tx, append(g.path(), string(u.ID))...)
 	}
 	if u.Account == nil { // account IDs are random and never reused
 		retired.Put(tx, &u.Epoch, string(u.ID))
