@@ -26,6 +26,8 @@ import (
 // error code and message, and that all of them together change nothing.
 func TestBadInput(t *testing.T) {
 	w, images, ada := cloud(t)
+	w.check = documented(t)
+	ada.Check = w.check
 	ctx := w.context(3 * time.Minute)
 	eve := w.rest(1, w.tenant("eve", "others", "elsewhere", "project:admin"))
 	var own lab.VM
@@ -107,7 +109,7 @@ func TestBadInput(t *testing.T) {
 			if c.body != "" {
 				content = c.body
 			}
-			a, err := (&lab.REST{Host: w.trio.Members[3], Token: c.token}).Do(ctx, 8084, c.method, c.path, content)
+			a, err := (&lab.REST{Host: w.trio.Members[3], Token: c.token, Check: w.check}).Do(ctx, 8084, c.method, c.path, content)
 			require.NoError(t, err)
 			require.Equal(t, c.status, a.Status, a.Raw)
 			require.Equal(t, c.code, a.Error.Code)

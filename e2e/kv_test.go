@@ -73,6 +73,7 @@ func (w *world) kvLeader(ctx context.Context, running ...int) (leader int) {
 // trivet, at followers and after the leader was killed. It also checks the transfer of leadership.
 func TestKeys(t *testing.T) {
 	w := newWorld(t)
+	w.check = documented(t)
 	ctx := w.context(3 * time.Minute)
 	leader := w.kvLeader(ctx, 1, 2, 3)
 	follower, third := leader%3+1, (leader+1)%3+1

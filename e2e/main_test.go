@@ -114,6 +114,8 @@ type world struct {
 	tenantToken string
 	// https is the HTTP client for REST calls if the members use TLS; nil for plaintext.
 	https *http.Client
+	// check is the function lab.REST.Check of the REST clients that are created from now on. It is nil for none.
+	check func(port int, method, path string, body []byte, a *lab.Answer) error
 }
 
 // newWorld starts three members that run until the test ends. It calls the functions in the parameter before when the
@@ -173,7 +175,7 @@ func (w *world) dial(member int, token string) *lab.GRPC {
 }
 
 func (w *world) rest(member int, token string) *lab.REST {
-	return &lab.REST{Host: w.trio.Members[member], Token: token, HTTP: w.https, Secure: w.https != nil}
+	return &lab.REST{Host: w.trio.Members[member], Token: token, HTTP: w.https, Secure: w.https != nil, Check: w.check}
 }
 
 // tenant creates a user with a role in a project, and the org and project if they do not exist, and returns a token of

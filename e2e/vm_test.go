@@ -63,6 +63,7 @@ func eventually(ctx context.Context, t *testing.T, g *lab.GRPC, id, what string,
 // guest boots and is shut down cleanly, and that the host's files are removed.
 func TestVMOverREST(t *testing.T) {
 	w, images, ada := cloud(t)
+	ada.Check = documented(t)
 	ctx := w.context(3 * time.Minute)
 
 	made, err := ada.Do(ctx, 8084, http.MethodPost, "/api/v1/vms", body("web", images.Disk))

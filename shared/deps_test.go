@@ -246,7 +246,7 @@ var inTests = map[string][]string{
 	"controlplane":            {"docs/docstest"},
 	"nodeagent":               {"docs/docstest"},
 	"nodeagent/metrics":       {"docs/docstest"},
-	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/cgroup/cgrouptest", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/qmp", "nodeagent/rbd/rbdtest"},
+	"e2e":                     {"cli/openid/openidtest", "controlplane/edge/openapi/openapitest", "docs/api", "controlplane/money/credit/ledger", "nodeagent/cgroup", "nodeagent/cgroup/cgrouptest", "nodeagent/firewall/frametest", "nodeagent/ipsec", "nodeagent/qmp", "nodeagent/rbd/rbdtest"},
 	"e2e/history":             {"shared/fault"},
 
 	// Packages of tests with hosts.

@@ -27,6 +27,8 @@ type REST struct {
 	HTTP  *http.Client
 	// Secure makes requests use https. HTTP must then be a client that is configured for TLS, such as HTTPS returns.
 	Secure bool
+	// Check, if set, is called with each request and its response. If it returns an error, Do returns the error.
+	Check func(port int, method, path string, body []byte, a *Answer) error
 }
 
 // HTTPS returns an HTTP client for members that use TLS. The caller must call its CloseIdleConnections.
@@ -55,17 +57,21 @@ type Answer struct {
 // sent unchanged; any other body is marshaled to JSON. The request is strict, so that a misspelled field is an error.
 // header lists names and values alternately.
 func (c *REST) Do(ctx context.Context, port int, method, path string, body any, header ...string) (*Answer, error) {
-	var content io.Reader
+	var sent []byte
 	switch b := body.(type) {
 	case nil:
 	case string:
-		content = bytes.NewBufferString(b)
+		sent = []byte(b)
 	default:
 		text, err := json.Marshal(b)
 		if err != nil {
 			return nil, err
 		}
-		content = bytes.NewReader(text)
+		sent = text
+	}
+	var content io.Reader
+	if body != nil {
+		content = bytes.NewReader(sent)
 	}
 	scheme := "http"
 	if c.Secure {
@@ -101,6 +107,9 @@ func (c *REST) Do(ctx context.Context, port int, method, path string, body any, 
 	a := &Answer{Status: resp.StatusCode, Header: resp.Header, Raw: string(text)}
 	if err := json.Unmarshal(text, a); err != nil {
 		return nil, fmt.Errorf("%s %s: %s: not an envelope: %q", method, path, resp.Status, text)
+	}
+	if c.Check != nil {
+		return a, c.Check(port, method, path, sent, a)
 	}
 	return a, nil
 }
