@@ -106,6 +106,7 @@ var restRows = []row{
 	{name: "kv POST /admin/member/add", path: "/admin/member/add", body: `{}`, allowed: "400 INVALID_ARGUMENT"},
 
 	{name: "metrics GET /metrics", path: "/metrics", allowed: "200"},
+	{name: "metrics GET /targets", path: "/targets", allowed: "200"},
 	{name: "etcd GET /metrics", path: "/metrics", allowed: "200"},
 	{name: "etcd GET /version", path: "/version", allowed: "200"},
 	{name: "etcd GET /health", path: "/health", allowed: "200"},

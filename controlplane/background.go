@@ -19,6 +19,7 @@ func (m *member) runBackground(ctx context.Context) error {
 		tasks.Run,
 		func(ctx context.Context) { m.tenantTLS.runReload(ctx, m.config.Dev) },
 		func(ctx context.Context) { runClientURLUpdate(ctx, m.config, m.memberships, m.log) },
+		m.runReport,
 		func(ctx context.Context) {
 			runAdminToken(ctx, m.key, m.config.DataDir, tokenValidator(m.identities), m.clock.Now, m.log)
 		},

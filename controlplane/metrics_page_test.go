@@ -18,7 +18,7 @@ import (
 func TestMetricsPage(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
-	served := scrape(t, h.config.MetricsListen)
+	served := readMetrics(t, h.config.MetricsListen)
 	require.Contains(t, served, "trivet_build_info")
 	require.Contains(t, served, "trivet_hosts")
 	require.Contains(t, served, "trivet_vm_info")
@@ -26,7 +26,7 @@ func TestMetricsPage(t *testing.T) {
 	require.Contains(t, served, "etcd_disk_backend_commit_duration_seconds")
 	require.Contains(t, served, "trivet_member_certificate_expiry_timestamp_seconds")
 	require.Positive(t, served["etcd_disk_wal_fsync_duration_seconds"].GetMetric()[0].GetHistogram().GetSampleCount())
-	for name, f := range scrape(t, h.config.KV.EtcdListen[0]) {
+	for name, f := range readMetrics(t, h.config.KV.EtcdListen[0]) {
 		require.Contains(t, served, name)
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
@@ -53,8 +53,8 @@ func (h *testMember) metricRegistries() []*prometheus.Registry {
 	return nil
 }
 
-// scrape returns the metrics that are served at an address, by name.
-func scrape(t *testing.T, address string) map[string]*dto.MetricFamily {
+// readMetrics returns the metrics that are served at an address, by name.
+func readMetrics(t *testing.T, address string) map[string]*dto.MetricFamily {
 	t.Helper()
 	answer, err := http.Get("http://" + address + "/metrics")
 	require.NoError(t, err)

@@ -61,10 +61,13 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// restRoutes returns the routes of a REST API, without /metrics, which is not JSON and not a part of the API.
+// isScrape reports whether a path is for Prometheus, and not a part of a REST API.
+func isScrape(path string) bool { return path == "/metrics" || path == "/targets" }
+
+// restRoutes returns the routes of a REST API, without those for Prometheus.
 func restRoutes(l boundListener) (out []rest.Route) {
 	for _, r := range l.http.(interface{ Routes() []rest.Route }).Routes() {
-		if r.Path != "/metrics" {
+		if !isScrape(r.Path) {
 			out = append(out, r)
 		}
 	}

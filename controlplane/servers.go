@@ -112,7 +112,7 @@ func (m *member) serveClients(context.Context) error {
 		}
 	}
 	if c.MetricsListen != "" {
-		return m.listeners.serve("metrics", c.MetricsListen, nil, m.metrics.handler, nil)
+		return m.serveMetrics()
 	}
 	return nil
 }

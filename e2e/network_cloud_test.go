@@ -31,7 +31,7 @@ type networkCloud struct {
 // newNetworkCloud starts a cloud with count hosts that are READY and have a network. It calls the functions in change for
 // each agent before the agent is started.
 func newNetworkCloud(t *testing.T, count int, change ...func(*world, *lab.Agent)) *networkCloud {
-	w := newWorld(t, func(w *world) { w.trio.Extra = lab.Unlimited })
+	w := newWorld(t, func(w *world) { w.trio.Extra = lab.Unlimited }, scraped)
 	c := &networkCloud{world: w}
 	numbers := make([]int, count)
 	for i := range numbers {

@@ -47,6 +47,7 @@ func TestNetworks(t *testing.T) {
 			require.Equal(t, networkv1.Status_STATUS_ACTIVE, port.GetStatus(), "%s: %s", m.vm.GetName(), port.GetStatusReason())
 		}
 	})
+	c.run("Prometheus finds and scrapes the members and the agents", func(t *testing.T) { c.discover() })
 	c.run("guests of one VPC reach one another by address and name", func(t *testing.T) {
 		for _, from := range []*machine{a, b, d} {
 			for _, to := range []*machine{a, b, d} {

@@ -53,13 +53,18 @@ func secured(w *world) {
 
 // speakTLS makes the clients that w creates from now on use TLS and trust the authority of the members' certificate.
 func (w *world) speakTLS() {
+	w.trio.TLS = w.authority()
+	w.https = lab.HTTPS(w.trio.TLS)
+	w.t.Cleanup(w.https.CloseIdleConnections)
+}
+
+// authority returns a configuration of clients that trust the authority of the members' certificate.
+func (w *world) authority() *tls.Config {
 	roots := x509.NewCertPool()
 	text, err := os.ReadFile(w.caFile())
 	require.NoError(w.t, err)
 	require.True(w.t, roots.AppendCertsFromPEM(text))
-	w.trio.TLS = &tls.Config{RootCAs: roots}
-	w.https = lab.HTTPS(w.trio.TLS)
-	w.t.Cleanup(w.https.CloseIdleConnections)
+	return &tls.Config{RootCAs: roots}
 }
 
 func (w *world) caFile() string { return w.dir.Path("tls", "tls-ca.crt") }

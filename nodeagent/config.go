@@ -46,6 +46,10 @@ type Config struct {
 	Cgroup string `yaml:"cgroup"`
 	// MetricsListen is the address that serves /metrics and /health; empty disables both.
 	MetricsListen string `yaml:"metrics_listen"`
+	// MetricsAddress is the host:port at which Prometheus reaches MetricsListen. The agent reports it to the control plane
+	// for service discovery. Empty means MetricsListen, with the address of the underlay in place of an unspecified one. An
+	// agent whose MetricsListen is a loopback address then reports nothing.
+	MetricsAddress string `yaml:"metrics_address"`
 	// MetricsHosts are further host names that requests for /metrics and /health may have in their Host header. An IP
 	// address, localhost, Name and this machine's host name are always accepted.
 	MetricsHosts []string `yaml:"metrics_hosts"`
@@ -183,6 +187,7 @@ var configSettings = []setting{
 	{"uid-range", "`first-last` uid of guests", text(func(c *Config) *string { return &c.UIDRange })},
 	{"cgroup", "`path` of the guests' control groups", text(func(c *Config) *string { return &c.Cgroup })},
 	{"metrics-listen", "`address` of /metrics and /health", text(func(c *Config) *string { return &c.MetricsListen })},
+	{"metrics-address", "`host:port` at which Prometheus reaches metrics-listen; default: metrics-listen, unless it is a loopback address", text(func(c *Config) *string { return &c.MetricsAddress })},
 	{"metrics-hosts", "`names` by which /metrics may be asked for, comma-separated", func(c *Config, s string) error {
 		c.MetricsHosts = splitList(s)
 		return nil

@@ -7,17 +7,18 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/trivet-cloud/trivet/nodeagent/metrics"
+	"github.com/trivet-cloud/trivet/shared/scrape"
 )
 
-// minScrapeToken is the minimum length of the token in the file that metrics_token names, in bytes.
-const minScrapeToken = 16
+// scrapePort returns the settings of metrics_listen.
+func (c *Config) scrapePort() scrape.Port {
+	return scrape.Port{Listen: c.MetricsListen, Address: c.MetricsAddress, Cert: c.MetricsCert, Key: c.MetricsKey, Token: c.MetricsToken}
+}
 
 // validateMetrics checks the settings of /metrics.
 func (c *Config) validateMetrics() error {
@@ -33,60 +34,22 @@ func (c *Config) validateMetrics() error {
 			return fmt.Errorf("%s: %q is not an absolute path", f.key, f.path)
 		}
 	}
-	if (c.MetricsCert == "") != (c.MetricsKey == "") {
-		return errors.New("metrics_cert, metrics_key: set both or neither")
-	}
-	if c.MetricsListen == "" {
-		return nil
-	}
-	host, _, err := net.SplitHostPort(c.MetricsListen)
+	return c.scrapePort().Validate()
+}
+
+// metricsURL returns the URL at which Prometheus reaches metrics_listen, or "" if there is none. If the address of this
+// host cannot be found now, metricsURL logs the reason and returns "": the next session reports it.
+func (a *agent) metricsURL() string {
+	url, err := a.config.scrapePort().URL(func() (string, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), addressTimeout)
+		defer cancel()
+		u, err := findUnderlay(ctx, &a.config)
+		return u.vtep.String(), err
+	})
 	if err != nil {
-		return fmt.Errorf("metrics_listen: %w", err)
+		a.log.Warn("the address of metrics_listen is not reported to the control plane", "err", err)
 	}
-	ip, err := netip.ParseAddr(host)
-	if loopback := host == "localhost" || err == nil && ip.IsLoopback(); c.MetricsToken != "" && c.MetricsCert == "" && !loopback {
-		return errors.New("metrics_token: set metrics_cert and metrics_key too, because the token would be sent without encryption")
-	}
-	return nil
-}
-
-// scrapeToken returns the function that reads the token which requests for /metrics must have, or nil if they need
-// none. The file is read for each request, so that a changed token is used at once.
-func (c *Config) scrapeToken() func() (string, error) {
-	if c.MetricsToken == "" {
-		return nil
-	}
-	return func() (string, error) {
-		text, err := os.ReadFile(c.MetricsToken)
-		if err != nil {
-			return "", fmt.Errorf("read metrics_token: %w", err)
-		}
-		token := strings.TrimSpace(string(text))
-		if len(token) < minScrapeToken {
-			return "", fmt.Errorf("read metrics_token: the token in %s has fewer than %d bytes", c.MetricsToken, minScrapeToken)
-		}
-		return token, nil
-	}
-}
-
-// metricsTLS returns the TLS configuration of metrics_listen, or nil for plaintext. It returns an error if the
-// certificate cannot be read. The files are read again for each connection, so that a renewed certificate is used
-// without a restart.
-func (c *Config) metricsTLS() (*tls.Config, error) {
-	if c.MetricsCert == "" {
-		return nil, nil
-	}
-	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(c.MetricsCert, c.MetricsKey)
-		if err != nil {
-			return nil, fmt.Errorf("read metrics_cert and metrics_key: %w", err)
-		}
-		return &pair, nil
-	}
-	if _, err := load(nil); err != nil {
-		return nil, err
-	}
-	return &tls.Config{GetCertificate: load, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}, nil
+	return url
 }
 
 // metricsRetry is the time after which the agent tries again to serve metrics.
@@ -112,11 +75,11 @@ func (a *agent) serveMetrics(ctx context.Context) {
 
 // tryMetrics serves metrics until ctx ends. It returns an error if it cannot.
 func (a *agent) tryMetrics(ctx context.Context) error {
-	secure, err := a.config.metricsTLS()
+	secure, err := a.config.scrapePort().TLS()
 	if err != nil {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
-	token := a.config.scrapeToken()
+	token := a.config.scrapePort().ReadToken()
 	if token != nil {
 		if _, err := token(); err != nil {
 			return fmt.Errorf("serve metrics: %w", err)

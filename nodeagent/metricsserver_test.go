@@ -71,7 +71,7 @@ func writeCertificate(t *testing.T, c *Config, serial int64) {
 // values of the metrics are constant.
 func startMetrics(t *testing.T, c *Config) string {
 	t.Helper()
-	secure, err := c.metricsTLS()
+	secure, err := c.scrapePort().TLS()
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -80,7 +80,7 @@ func startMetrics(t *testing.T, c *Config) string {
 		Counts: func() metrics.Counts { return metrics.Counts{} }, Networks: func() metrics.Networks { return metrics.Networks{} },
 		Storage: func() metrics.Storage { return metrics.Storage{} }, Images: func() metrics.Images { return metrics.Images{} },
 	}
-	handler := metrics.Handler(sources, metrics.Access{Hosts: c.metricsHosts(), Token: c.scrapeToken()}, slog.New(slog.DiscardHandler))
+	handler := metrics.Handler(sources, metrics.Access{Hosts: c.metricsHosts(), Token: c.scrapePort().ReadToken()}, slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- serve(ctx, listener, secure, handler) }()
@@ -114,10 +114,10 @@ func TestMetricsOverTLS(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, answer.StatusCode)
 
 	require.NoError(t, os.WriteFile(c.MetricsToken, []byte("short"), 0o600))
-	_, err = c.scrapeToken()()
+	_, err = c.scrapePort().ReadToken()()
 	require.ErrorContains(t, err, "fewer than 16 bytes")
 	c.MetricsKey = c.MetricsToken
-	_, err = c.metricsTLS()
+	_, err = c.scrapePort().TLS()
 	require.ErrorContains(t, err, "read metrics_cert and metrics_key")
 }
 

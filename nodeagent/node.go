@@ -22,6 +22,7 @@ type node struct {
 	ready       bool
 	pools       func() []*agentv1.StoragePool // returns none until the pools have been opened
 	rbdProblem  string                        // why the host serves no RBD volumes, or ""
+	metricsURL  func() string                 // returns the URL of metrics_listen, or ""
 	machines    facts.Machines
 	cpus        hostCPUs
 }
@@ -35,6 +36,7 @@ func describe(c Config, host facts.Host, accel facts.Accelerator, cpus hostCPUs)
 		host: host, cpus: cpus, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
 		allocatable: facts.Allocatable(host.Capacity, reserve, facts.Overcommit(c.Overcommit)),
 		pools:       func() []*agentv1.StoragePool { return nil },
+		metricsURL:  func() string { return "" },
 	}
 	if n.labels == nil {
 		n.labels = map[string]string{}
@@ -56,7 +58,7 @@ func (n *node) facts() *agentv1.NodeFacts {
 		Architecture: architectures[n.host.Arch], StoragePools: n.pools(),
 		LiveMigration: true, Rbd: n.rbdProblem == "", RbdProblem: n.rbdProblem, RbdEncryption: n.rbdProblem == "",
 		MachineFeatures: n.machineFeatures(), HugepagesMib: n.host.HugepagesMiB,
-		DedicatedCpus: uint32(len(n.cpus.dedicated)),
+		DedicatedCpus: uint32(len(n.cpus.dedicated)), MetricsUrl: n.metricsURL(),
 	}
 }
 

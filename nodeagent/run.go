@@ -84,6 +84,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	log.Info("firmware", "uefi", self.machines.UEFI, "secure boot", self.machines.SecureUEFI, "tpm", self.machines.SWTPM)
 
 	a := &agent{config: c, log: log, firmware: self.machines, cpus: cpus}
+	self.metricsURL = a.metricsURL
 	if a.lease, err = lease.Open(a.dir("lease")); err != nil {
 		return err
 	}

@@ -138,13 +138,14 @@ var others = map[string][]string{
 	"shared/cloud":             {"shared/fault", "shared/mutant"},
 	"shared/settings":          {},
 	"shared/version":           {},
+	"shared/scrape":            {"shared/mutant"},
 	"shared/testenv":           {},
 	"shared/protodoc":          {},
 	"shared/convert":           {"shared/cloud", "shared/fault", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…", "docs/api"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
-		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud", "shared/settings"}, // for the types and defaults of these packages' settings
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud", "shared/settings", "shared/scrape"}, // for the types and defaults of these packages' settings
 	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
 		"controlplane/accounts/identity/token", "shared/cloud", "shared/atomicfile"},
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},

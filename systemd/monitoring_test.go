@@ -17,7 +17,7 @@ import (
 func TestMonitoringByPromtool(t *testing.T) {
 	promtool := tool(t, "promtool")
 	for _, args := range [][]string{
-		{"check", "config", "prometheus.yml"}, {"check", "rules", "trivet.rules.yml"}, {"test", "rules", "trivet.rules.test.yml"},
+		{"check", "config", "--syntax-only", "prometheus.yml"}, {"check", "rules", "trivet.rules.yml"}, {"test", "rules", "trivet.rules.test.yml"},
 	} {
 		cmd := exec.Command(promtool, args...)
 		cmd.Dir = "monitoring"

@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
+	"github.com/trivet-cloud/trivet/shared/scrape"
 )
 
 // Config is the configuration of a member. If several sources have the same setting, the first of these applies: flag,
@@ -46,12 +47,20 @@ type Config struct {
 	// Dev gives every caller the rights of an administrator in the project named default. It is allowed only for a
 	// single member on a loopback address.
 	Dev bool `yaml:"dev"`
-	// MetricsListen is a host:port at which every caller can read /metrics. The VM port serves /metrics only to callers
-	// on loopback.
+	// MetricsListen is a host:port that serves /metrics and /targets, which lists the members and hosts for Prometheus. The
+	// VM port serves /metrics only to callers on loopback.
 	MetricsListen string `yaml:"metrics_listen"`
-	Ports         Ports  `yaml:"ports"`
-	Images        Images `yaml:"images"`
-	KV            KV     `yaml:"kv"`
+	// MetricsAddress is the host:port at which Prometheus reaches MetricsListen. Empty means MetricsListen, with Listen in
+	// place of an unspecified address. A member whose MetricsListen is a loopback address is then not in /targets.
+	MetricsAddress string `yaml:"metrics_address"`
+	// MetricsCert and MetricsKey are the paths of PEM files for TLS on MetricsListen. MetricsToken is the path of a file with
+	// the token that requests to MetricsListen must have. The files are read again at each use.
+	MetricsCert  string `yaml:"metrics_cert"`
+	MetricsKey   string `yaml:"metrics_key"`
+	MetricsToken string `yaml:"metrics_token"`
+	Ports        Ports  `yaml:"ports"`
+	Images       Images `yaml:"images"`
+	KV           KV     `yaml:"kv"`
 	// Identity configures ID tokens and external identity providers.
 	Identity Identity `yaml:"identity"`
 	Billing  Billing  `yaml:"billing"`
@@ -158,6 +167,9 @@ func (c *Config) Validate() error {
 			return errors.New("images.import_dirs: a directory has no path")
 		}
 	}
+	if err := c.ScrapePort().Validate(); err != nil {
+		return err
+	}
 	for _, part := range []interface{ validate() error }{c.Ports, &c.Images.HTTPS, &c.KV, &c.Identity, &c.REST, &c.Billing, &c.Limits} {
 		if err := part.validate(); err != nil {
 			return err
@@ -167,6 +179,11 @@ func (c *Config) Validate() error {
 		return errors.New("dev is for one member on a loopback address: it accepts every caller")
 	}
 	return c.validateCluster()
+}
+
+// ScrapePort returns the settings of MetricsListen.
+func (c *Config) ScrapePort() scrape.Port {
+	return scrape.Port{Listen: c.MetricsListen, Address: c.MetricsAddress, Cert: c.MetricsCert, Key: c.MetricsKey, Token: c.MetricsToken}
 }
 
 // validateCluster checks the settings with which a member creates or joins a cluster.

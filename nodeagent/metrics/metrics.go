@@ -9,8 +9,6 @@
 package metrics
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"log/slog"
 	"net"
@@ -25,7 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/scrape"
 )
 
 // Sources supplies the values of the metrics. All fields are required. The functions must return quickly and be safe
@@ -144,37 +142,11 @@ type Access struct {
 func Handler(s Sources, access Access, log *slog.Logger) http.Handler {
 	registry := newRegistry(s)
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", withToken(access.Token, log, promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+	mux.Handle("GET /metrics", scrape.RequireToken(access.Token, log, promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
 	})))
 	mux.HandleFunc("GET /health", health)
 	return onlyFor(access.Hosts, mux)
-}
-
-// withToken returns a handler that passes a request to next if its header Authorization has the token. Other requests
-// get 401. All requests get 500 if the token cannot be read. If token is nil, withToken returns next.
-func withToken(token func() (string, error), log *slog.Logger, next http.Handler) http.Handler {
-	if token == nil {
-		return next
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		want, err := token()
-		if err != nil {
-			log.Error("cannot check a request for metrics", "err", err)
-			http.Error(w, "the token for metrics cannot be read: see the log of the agent", http.StatusInternalServerError)
-			return
-		}
-		// Compare hashes, so that the time of the comparison does not depend on the length of the sent token.
-		sent, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		a, b := sha256.Sum256([]byte(sent)), sha256.Sum256([]byte(want))
-		if (!bearer || subtle.ConstantTimeCompare(a[:], b[:]) != 1) && !mutant.On(mutant.IgnoreScrapeToken) {
-			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, `/metrics requires the header "Authorization: Bearer TOKEN" with the token in the file of the `+
-				"agent's setting metrics_token", http.StatusUnauthorized)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }
 
 // onlyFor returns a handler that passes requests to next if their Host header is an IP address, localhost or one of

@@ -88,6 +88,8 @@ type Node struct {
 	Hypervisors   []Hypervisor
 	Labels        map[string]string
 	AgentVersion  string
+	// MetricsURL is the URL at which Prometheus reaches the agent's metrics, without a path, or empty if it cannot.
+	MetricsURL string `cbor:",omitempty"`
 	// BootID is the boot ID of the host's kernel, or empty if the agent has not reported it.
 	BootID string `cbor:",omitempty"`
 	// Declared is the state that the agent reports: READY, or NOT_READY if it cannot run guests.

@@ -204,7 +204,7 @@ const (
 	ReuseFDSets              = "reuse-fd-sets"              // two disks of a running QEMU can get one descriptor set, so that QEMU opens the wrong file: nodeagent/qemu
 	ForgetBytesEarly         = "forget-bytes-early"         // an old report about a volume counts as the deletion of its bytes: controlplane/compute/volume
 	ForgetUnseenBytes        = "forget-unseen-bytes"        // a report of a failed deletion counts as the deletion of a volume's bytes: controlplane/compute/volume
-	IgnoreScrapeToken        = "ignore-scrape-token"        // requests for metrics need no token although one is configured: nodeagent/metrics
+	IgnoreScrapeToken        = "ignore-scrape-token"        // requests for metrics need no token although one is configured: nodeagent/metrics, shared/scrape
 	RunWithoutLease          = "run-without-lease"          // VMs run on after the lease of their host has ended: nodeagent
 	LeaseFromReceipt         = "lease-from-receipt"         // a lease begins when the response to the heartbeat was received, not when the heartbeat was sent: nodeagent/uplink
 	StartStaleAssignment     = "start-stale-assignment"     // after a lease has ended, VMs are started from an assignment of an earlier session: nodeagent

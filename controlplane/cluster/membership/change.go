@@ -208,7 +208,12 @@ type UpdateRequest struct {
 	ID         uint64
 	RaftAddr   string
 	ClientURLs []string
+	// Report has what the member reports about itself, or is nil.
+	Report *Report
 }
+
+// Report has the properties that a member reports about itself: see Member.
+type Report struct{ MetricsURL, Version string }
 
 // Update changes a member's addresses. If a process has joined as the member, the leader dials a new raft address
 // before it is stored, and the member must present its own certificate there. Update returns FailedPrecondition with
@@ -266,6 +271,9 @@ func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}
 		}
 		if len(q.ClientURLs) > 0 {
 			m.ClientURLs = q.ClientURLs
+		}
+		if r := q.Report; r != nil {
+			m.MetricsURL, m.Version = r.MetricsURL, r.Version
 		}
 		Members.Put(tx, m, path(q.ID))
 		return nil

@@ -112,6 +112,10 @@ type Member struct {
 	RaftAddr string
 	// ClientURLs are the URLs at which the member serves clients; the first one is preferred.
 	ClientURLs []string
+	// MetricsURL is the URL at which Prometheus reaches the member's metrics, without a path, or empty if it cannot.
+	// Version is the version of the member's program. The member reports both.
+	MetricsURL string `cbor:",omitempty"`
+	Version    string `cbor:",omitempty"`
 	// Wanted is the role that the member is to have. Reconcile changes the groups accordingly.
 	Wanted Role
 	State  State

@@ -13,6 +13,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/scrape"
 )
 
 const (
@@ -26,7 +27,7 @@ var validFeature = regexp.MustCompile(`^[a-z0-9-]{1,64}$`)
 
 // hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture,
 // storage pools, whether the host serves RBD and takes part in live migrations, features of virtual machines, and the
-// boot ID of its kernel.
+// boot ID of its kernel, and the URL of its metrics.
 type hostFacts struct {
 	models       []string
 	qemu         string
@@ -40,12 +41,13 @@ type hostFacts struct {
 	hugepages    uint64
 	bootID       string
 	dedicated    uint32
+	metricsURL   string
 }
 
 func factsOf(n *cloud.Node) hostFacts {
 	return hostFacts{
 		n.CPUModels, n.QEMUVersion, n.Architecture, n.StoragePools, n.RBD, n.RBDProblem, n.RBDEncryption, n.LiveMigration,
-		n.Features, n.HugepagesMiB, n.BootID, n.DedicatedCPUs,
+		n.Features, n.HugepagesMiB, n.BootID, n.DedicatedCPUs, n.MetricsURL,
 	}
 }
 
@@ -53,7 +55,7 @@ func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture &&
 		slices.Equal(f.pools, g.pools) && f.rbd == g.rbd && f.rbdProblem == g.rbdProblem &&
 		f.rbdEncrypts == g.rbdEncrypts && f.migrates == g.migrates && maps.Equal(f.features, g.features) && f.hugepages == g.hugepages &&
-		f.bootID == g.bootID && f.dedicated == g.dedicated
+		f.bootID == g.bootID && f.dedicated == g.dedicated && f.metricsURL == g.metricsURL
 }
 
 // checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
@@ -94,6 +96,9 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if f.GetDedicatedCpus() > maxDedicatedCPUs {
 		return hostFacts{}, fault.Invalid("facts.dedicated_cpus", "at most %d", maxDedicatedCPUs)
 	}
+	if err := scrape.CheckURL(f.GetMetricsUrl()); err != nil {
+		return hostFacts{}, fault.Invalid("facts.metrics_url", "%v", err)
+	}
 	features, err := checkFeatures(f.GetMachineFeatures())
 	if err != nil {
 		return hostFacts{}, err
@@ -101,6 +106,7 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	return hostFacts{
 		f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture()), pools, f.GetRbd(), f.GetRbdProblem(),
 		f.GetRbdEncryption(), f.GetLiveMigration(), features, f.GetHugepagesMib(), f.GetBootId(), f.GetDedicatedCpus(),
+		f.GetMetricsUrl(),
 	}, nil
 }
 
@@ -166,6 +172,7 @@ func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) e
 		n.StoragePools, n.RBD, n.RBDProblem = waiting.pools, waiting.rbd, waiting.rbdProblem
 		n.RBDEncryption, n.LiveMigration, n.Features = waiting.rbdEncrypts, waiting.migrates, waiting.features
 		n.HugepagesMiB, n.BootID, n.DedicatedCPUs = waiting.hugepages, waiting.bootID, waiting.dedicated
+		n.MetricsURL = waiting.metricsURL
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()

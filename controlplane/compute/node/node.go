@@ -261,6 +261,33 @@ func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (live
 	return out, nil
 }
 
+// States returns the records of all hosts with their present states, sorted by ID. It fails while there is no leader,
+// because only the leader knows when the hosts sent their last heartbeats.
+func (s *Service) States(ctx context.Context) ([]schedule.Candidate, error) {
+	var out []schedule.Candidate
+	if err := s.opts.Store.Local(func(v *store.View) error {
+		all, _, err := Nodes.List(v, 0)
+		for _, r := range all {
+			out = append(out, schedule.Candidate{Node: *r.Value})
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	ids := make([]cloud.NodeID, len(out))
+	for i := range out {
+		ids[i] = out[i].Node.ID
+	}
+	heard, err := lastHeardCommand.Call(ctx, s.opts.Commands, ids)
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		out[i].State = out[i].Node.State(heard.Now, heard.Seen[out[i].Node.ID])
+	}
+	return out, nil
+}
+
 // get returns the record of the host with this ID, or a NotFound error if there is none.
 func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {

@@ -3317,6 +3317,9 @@ type NodeFacts struct {
 	HugepagesMib uint64 `protobuf:"varint,310,opt,name=hugepages_mib,json=hugepagesMib,proto3" json:"hugepages_mib,omitempty"`
 	// The number of CPUs that VMs with dedicated CPUs can use, whether in use or not. At most 1,024.
 	DedicatedCpus uint32 `protobuf:"varint,311,opt,name=dedicated_cpus,json=dedicatedCpus,proto3" json:"dedicated_cpus,omitempty"`
+	// The URL at which Prometheus reaches the metrics of the agent, such as http://10.0.1.1:7444: the scheme http or https, a
+	// host and a port, at most 300 bytes. Empty if Prometheus cannot reach them from other machines.
+	MetricsUrl    string `protobuf:"bytes,320,opt,name=metrics_url,json=metricsUrl,proto3" json:"metrics_url,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3440,6 +3443,13 @@ func (x *NodeFacts) GetDedicatedCpus() uint32 {
 		return x.DedicatedCpus
 	}
 	return 0
+}
+
+func (x *NodeFacts) GetMetricsUrl() string {
+	if x != nil {
+		return x.MetricsUrl
+	}
+	return ""
 }
 
 // MachineFeature is a feature of virtual machines that a host serves or, because something is missing, does not serve.
@@ -5997,7 +6007,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05facts\x18\x01 \x01(\v2\x13.agent.v1.NodeFactsR\x05facts\x12)\n" +
 	"\x03vms\x18\x02 \x03(\v2\x17.agent.v1.VmObservationR\x03vms\x125\n" +
 	"\avolumes\x18\x03 \x03(\v2\x1b.agent.v1.VolumeObservationR\avolumes\"\x10\n" +
-	"\x0eReportResponse\"\xa1\x04\n" +
+	"\x0eReportResponse\"\xc3\x04\n" +
 	"\tNodeFacts\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12#\n" +
 	"\ragent_version\x18\x02 \x01(\tR\fagentVersion\x12!\n" +
@@ -6013,7 +6023,9 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x0elive_migration\x18\xeb\x02 \x01(\bR\rliveMigration\x12D\n" +
 	"\x10machine_features\x18\xac\x02 \x03(\v2\x18.agent.v1.MachineFeatureR\x0fmachineFeatures\x12$\n" +
 	"\rhugepages_mib\x18\xb6\x02 \x01(\x04R\fhugepagesMib\x12&\n" +
-	"\x0ededicated_cpus\x18\xb7\x02 \x01(\rR\rdedicatedCpus\">\n" +
+	"\x0ededicated_cpus\x18\xb7\x02 \x01(\rR\rdedicatedCpus\x12 \n" +
+	"\vmetrics_url\x18\xc0\x02 \x01(\tR\n" +
+	"metricsUrl\">\n" +
 	"\x0eMachineFeature\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aproblem\x18\x02 \x01(\tR\aproblem\"\x9b\x01\n" +
