@@ -83,7 +83,7 @@ func TestEvictHost(t *testing.T) {
 	said = restart()
 	w.agentSays(ctx, said, "banned from its cluster")
 	w.only(id, pid)
-	require.Contains(t, must("bans"), first)
+	require.Contains(t, must("bans", "-o", "wide"), first)
 	must("unban", first)
 	said = restart()
 	said = w.agentSays(ctx, said, "msg=connected", "node="+first)

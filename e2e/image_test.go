@@ -201,9 +201,9 @@ func (u *watchedUpload) await(ctx context.Context, n int) {
 	}
 }
 
-var partCalls = regexp.MustCompile(`(?m)^grpc_server_handled_total\{.*grpc_method="UploadImagePart".*\} ([0-9]+)$`)
+var partCalls = regexp.MustCompile(`(?m)^grpc_server_handled_total\{grpc_code="OK",.*grpc_method="UploadImagePart".*\} ([0-9]+)$`)
 
-// partCalls returns how many calls of UploadImagePart the members have served since they were started.
+// partCalls returns how many calls of UploadImagePart have succeeded at the members since these were started.
 func (w *world) partCalls(ctx context.Context) (calls int) {
 	for _, address := range w.trio.Members {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+":8084/metrics", nil)

@@ -214,7 +214,7 @@ func (w *world) commandsOverTLS(ctx context.Context) {
 	require.NoError(t, os.WriteFile(password, []byte("correct horse\n"), 0o600))
 	login := []string{"login", "--user", "ada", "--password-file", password, "--endpoint", "127.0.0.1,127.0.0.2"}
 	_, errs, code := w.trivet(ctx, home, login...)
-	require.Equal(t, 1, code)
+	require.Equal(t, 6, code)
 	require.Contains(t, errs, "--tls-ca")
 	_, errs, code = w.trivet(ctx, home, append(login, "--tls-ca", w.caFile())...)
 	require.Zero(t, code, errs)
