@@ -138,11 +138,12 @@ var path = regexp.MustCompile(`"[^"]*"|[a-z][a-z0-9_]*(?:\[[^\]]*\])?(?:\.[a-z][
 
 // flagNames replaces the request fields in a message by flags and arguments of the command. The parameter field is the
 // invalid field, or empty; if the message does not name it, flagNames adds it. Of the other words, it takes only those
-// with an underscore or a dot for fields, and none between double quotes.
+// with an underscore or a dot for fields, and none between double quotes. In a message about a filter, other words are
+// fields of the listed objects, which have no flags.
 func flagNames(message, field string, f Facts) string {
 	named := field == ""
 	message = path.ReplaceAllStringFunc(message, func(word string) string {
-		if word != field && !strings.ContainsAny(word, "_.") || word[0] == '"' {
+		if word != field && (field == "filter" || !strings.ContainsAny(word, "_.")) || word[0] == '"' {
 			return word
 		}
 		named = named || word == field
