@@ -103,7 +103,7 @@ func TestEvictHost(t *testing.T) {
 	must("evict", first)
 	w.agentSays(ctx, said, "evicted from its cluster")
 	w.agentSays(ctx, said, "msg=connected")
-	require.NotContains(t, must("list"), first)
+	require.NotContains(t, must("list", "-o", "wide"), first)
 	n, err = w.admin.AwaitNode(ctx, w.agent.Name)
 	require.NoError(t, err)
 	require.NotEqual(t, first, n.GetId())

@@ -351,7 +351,7 @@ func (f *rbdFaults) requireReady() {
 		require.Equal(f.t, vmv1.NodeState_NODE_STATE_READY, n.GetState(), n.GetName())
 	}
 	require.NoError(f.t, f.hosts[1].Healthy(f.ctx))
-	require.Contains(f.t, f.asAdmin("vm", "list"), f.vms[1])
+	require.Contains(f.t, f.asAdmin("vm", "list", "-o", "wide"), f.vms[1])
 }
 
 // attachAtOnce attaches a volume to both VMs at once, three times. One call must succeed, and the error of the other
