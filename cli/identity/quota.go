@@ -37,6 +37,9 @@ quota of a project, those who may read it also see the quota of the org, into wh
 	defaultQuotaFlag(c, &standard, "show the limits that new projects get")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
+		if err := defaultOfCloud(s, standard); err != nil {
+			return err
+		}
 		if standard {
 			q, err := client.GetDefaultQuota(ctx, &identityv1.GetDefaultQuotaRequest{})
 			return printDefaultQuota(s, q, err)
@@ -51,6 +54,14 @@ quota of a project, those who may read it also see the quota of the org, into wh
 // defaultQuotaFlag adds the flag --default, which selects the quota of new projects instead of that of a tenant.
 func defaultQuotaFlag(c *cobra.Command, standard *bool, usage string) {
 	c.Flags().BoolVar(standard, "default", false, usage)
+}
+
+// defaultOfCloud returns a *Usage error if the command selects the quota of new projects and names a tenant too.
+func defaultOfCloud(s *session.Session, standard bool) error {
+	if standard && (s.Given("org") || s.Given("project")) {
+		return session.Usagef("--default is for the new projects of all orgs: give it without --org and --project")
+	}
+	return nil
 }
 
 func setQuotaCommand(s *session.Session) *cobra.Command {
@@ -79,6 +90,9 @@ projects with lower limits, not with higher ones.`,
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		if !limits.Given() {
 			return session.Usagef("nothing to set: give %s", session.Alternatives(limits.Names()...))
+		}
+		if err := defaultOfCloud(s, standard); err != nil {
+			return err
 		}
 		org, project := s.Tenant()
 		if standard {

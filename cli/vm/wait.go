@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -89,9 +90,18 @@ func waitFor(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID 
 	return w.run(ctx, s, conn, "waiting for "+nameOrID)
 }
 
+// isNotFound reports whether err means that a VM does not exist. It returns false if the project does not exist.
 func isNotFound(err error) bool {
 	var p *session.Problem
-	return errors.As(err, &p) && p.Code == codes.NotFound || status.Code(err) == codes.NotFound
+	if errors.As(err, &p) {
+		return p.Code == codes.NotFound
+	}
+	for _, d := range status.Convert(err).Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == "TENANT_NOT_FOUND" {
+			return false
+		}
+	}
+	return status.Code(err) == codes.NotFound
 }
 
 // waiter follows the events of a VM until the VM has one of the wanted states.

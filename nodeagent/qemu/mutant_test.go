@@ -20,7 +20,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ShareTPMUser, TestTPMConfinement, `id of the TPM`)
 	mutanttest.Notices(t, mutant.SkipNVRAMCopy, TestNVRAMIsCopied, `the NVRAM is not complete before the switchover`)
 	mutanttest.Notices(t, mutant.MigrateLostTPM, TestTPMEnds, `the VM can be migrated without its TPM`)
-	mutanttest.Notices(t, mutant.MigrateSuspended, TestMigrationOfSuspendedGuest, `a suspended guest is handed over`)
+	mutanttest.Notices(t, mutant.MigrateSuspended, TestMigrationOfSuspendedGuest, `the disks of a suspended guest are copied`)
 	mutanttest.Notices(t, mutant.StartIncomplete, TestIncompleteFirmware, `the VM was started with a new TPM`)
 	mutanttest.Notices(t, mutant.AcceptUnsynced, TestIncompleteFirmware, `a target without the state of the TPM was accepted`)
 	mutanttest.Notices(t, mutant.ReuseLiveUID, TestUIDOfAProcessIsNotReused, `a process still runs under this uid`)

@@ -71,6 +71,9 @@ func TestGroups(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, shop.Tenant(), at)
 
+	_, err = r.UnbindRole(bob, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(shop)})
+	require.ErrorContains(t, err, "by the group devs", "ada keeps the role")
+
 	leave := &identityv1.RemoveGroupMemberRequest{OrgId: "acme", GroupId: "devs", UserId: "ada"}
 	for range 2 {
 		_, err = r.RemoveGroupMember(bob, leave)

@@ -198,7 +198,7 @@ func Unbind(tx *store.Tx, g Grant) error {
 		return fault.New(fault.FailedPrecondition, "%s cannot lose the role %s: nobody else could give it back", Admin, cloud.SystemAdmin)
 	}
 	if !slices.ContainsFunc(u.Bindings, g.Binding.Same) {
-		return nil
+		return checkNotByGroup(tx, u, g.Binding)
 	}
 	u.Home, u.HomeSettled = u.HomeOrg(), true
 	u.Bindings = slices.DeleteFunc(slices.Clone(u.Bindings), g.Binding.Same)
@@ -220,4 +220,19 @@ func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 		}
 	}
 	return found
+}
+
+// checkNotByGroup returns FailedPrecondition if a group gives the user u the role b, which Unbind cannot remove.
+func checkNotByGroup(r store.Reader, u *User, b cloud.Binding) error {
+	for _, ref := range u.Groups {
+		group, err := groups.Get(r, ref.path()...)
+		if err != nil {
+			return err
+		}
+		if group != nil && slices.ContainsFunc(group.Bindings, b.Same) {
+			return fault.New(fault.FailedPrecondition, "%s has the role %s by the group %s: remove %s from the group, or the role from the group",
+				u.ID, b.Role, ref.ID, u.ID)
+		}
+	}
+	return nil
 }

@@ -73,7 +73,7 @@ func CreateGroup(tx *store.Tx, ref GroupRef, name, by string) (*Group, error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(all, func(r store.Record[Group]) bool { return r.Value.ID == ref.ID }) {
-		return nil, fault.New(fault.AlreadyExists, "org %s has a group %s", ref.Org, ref.ID)
+		return nil, fault.New(fault.AlreadyExists, "org %s already has a group %s", ref.Org, ref.ID)
 	}
 	if len(all) >= maxGroups {
 		return nil, fault.New(fault.ResourceExhausted, "org %s has %d groups: delete one first", ref.Org, maxGroups)
@@ -173,8 +173,13 @@ func RemoveMember(tx *store.Tx, m Membership) error {
 		return err
 	}
 	u, err := Users.Get(tx, string(m.User))
-	if err != nil || u == nil || !slices.Contains(u.Groups, m.Group) {
+	if err != nil {
 		return err
+	}
+	if u == nil || !slices.Contains(u.Groups, m.Group) {
+		// A control-plane member of an earlier version may have dropped the group from the record of the user only.
+		groupMembers.Delete(tx, append(m.Group.path(), string(m.User))...)
+		return nil
 	}
 	return leave(tx, u, m.Group)
 }
