@@ -94,7 +94,9 @@ var withoutReferences = map[string]string{
 }
 
 // ofOperators are the RPCs that tenants must not call.
-var ofOperators = []string{"CreateExternalNetwork", "UpdateExternalNetwork", "DeleteExternalNetwork"}
+var ofOperators = []string{
+	"CreateExternalNetwork", "UpdateExternalNetwork", "DeleteExternalNetwork", "ListAllVpcs", "ListAllSubnets", "ListAllPorts",
+}
 
 // isReference matches the names of fields that have the ID or the IDs of a resource.
 var isReference = regexp.MustCompile(`(^|_)ids?$`)
