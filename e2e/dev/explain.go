@@ -29,7 +29,7 @@ var explanation = template.Must(template.New("").Parse(`Your cloud runs until yo
 
 In another terminal:
 
-  export TRIVET_TOKEN_FILE={{.Token}}
+  export TRIVET_ENDPOINT=127.0.0.1 TRIVET_TOKEN_FILE={{.Token}}
 
 Try:
 
