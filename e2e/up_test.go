@@ -395,8 +395,9 @@ func (c *upCloud) firstTenant(t *testing.T) {
 			b := user().GetBindings()[0]
 			require.Equal(t, []string{"project:member", "acme", "web"}, []string{b.GetRole(), b.GetOrgId(), b.GetProjectId()})
 		},
-		"unset TRIVET_TOKEN_FILE": func(string) {},
-		"trivet login":            func(out string) { require.Contains(t, out, "ada") },
+		"export TRIVET_TOKEN_FILE=": func(string) {},
+		"unset TRIVET_TOKEN_FILE":   func(string) {},
+		"trivet login":              func(out string) { require.Contains(t, out, "ada") },
 		"trivet whoami": func(out string) {
 			for _, want := range []string{"ada", "project:member", "acme", "web"} {
 				require.Contains(t, out, want)
