@@ -23,7 +23,8 @@ import (
 // callTimeout is the deadline of the calls unless --timeout is given.
 const callTimeout = 10 * time.Second
 
-// versions is what the command prints. Members and Hosts are empty, but not nil, if they are not shown.
+// versions is the result of the command. If members and hosts are not shown, their lists are empty but not nil, so that
+// JSON has an empty array.
 type versions struct {
 	Client  version.Build `json:"client"`
 	Members []member      `json:"members"`

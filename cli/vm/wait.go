@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -96,12 +95,7 @@ func isNotFound(err error) bool {
 	if errors.As(err, &p) {
 		return p.Code == codes.NotFound
 	}
-	for _, d := range status.Convert(err).Details() {
-		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetReason() == "TENANT_NOT_FOUND" {
-			return false
-		}
-	}
-	return status.Code(err) == codes.NotFound
+	return status.Code(err) == codes.NotFound && !hasReason(err, "TENANT_NOT_FOUND")
 }
 
 // waiter follows the events of a VM until the VM has one of the wanted states.
@@ -109,7 +103,7 @@ type waiter struct {
 	target *target
 	name   string
 	states []vmv1.VmState
-	// ongoing is what goes on if the wait ends early. Optional.
+	// ongoing describes the operation that continues in the cloud if the wait ends early. Optional.
 	ongoing session.Ongoing
 	vm      *vmv1.VirtualMachine
 	say     func(string)

@@ -17,6 +17,14 @@ import (
 // User is the ID of the user, who has the role project:member in the project default of the org default.
 const User = "demo"
 
+// Ports lists the addresses of the services of a member on 127.0.0.1, one per line.
+const Ports = `  gRPC            127.0.0.1:50051             all services, with reflection; etcd's API
+  key-value store http://127.0.0.1:8081
+  identity        http://127.0.0.1:8083       tokens, OpenID discovery
+  VMs             http://127.0.0.1:8084       images, volumes, hosts; /metrics
+  credit          http://127.0.0.1:8086       gRPC 50057
+  networks        http://127.0.0.1:8087       gRPC 9090`
+
 // tokenLife is the lifetime of the user's token in seconds.
 const tokenLife = 24 * 3600
 

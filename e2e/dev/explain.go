@@ -9,19 +9,14 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/demo"
 )
 
-// explanation is what explain prints.
+// explanation is the text that explain prints.
 var explanation = template.Must(template.New("").Parse(`Your cloud runs until you press Ctrl-C.
 
   user            {{.User}}: role project:member in default/default, password in {{.Password}}, token in {{.Token}}
   operator        admin: role system:admin, token in {{.Admin}}
   host            {{if .Why}}none, because {{.Why}}{{else}}devhost{{end}}
 
-  gRPC            127.0.0.1:50051             all services, with reflection; etcd's API
-  key-value store http://127.0.0.1:8081
-  identity        http://127.0.0.1:8083       tokens, OpenID discovery
-  VMs             http://127.0.0.1:8084       images, volumes, hosts; /metrics
-  credit          http://127.0.0.1:8086       gRPC 50057
-  networks        http://127.0.0.1:8087       gRPC 9090
+{{.Ports}}
 {{- if not .Why}}
   agent's metrics http://{{.Metrics}}/metrics
 {{- end}}
@@ -58,7 +53,7 @@ func (c *cloud) explain(why string) error {
 		image = "small"
 	}
 	return explanation.Execute(os.Stdout, map[string]any{
-		"User": demo.User, "Password": demo.PasswordFile(c.dir), "Token": demo.TokenFile(c.dir), "Admin": demo.AdminFile(c.dir), "Why": why,
+		"User": demo.User, "Ports": demo.Ports, "Password": demo.PasswordFile(c.dir), "Token": demo.TokenFile(c.dir), "Admin": demo.AdminFile(c.dir), "Why": why,
 		"Metrics": c.agent.Metrics, "Logs": c.dir.Path("log"), "CLI": shortest(c.trio.Bin.CLI), "Image": image,
 	})
 }

@@ -46,7 +46,7 @@ func relative(path string) string {
 	return path
 }
 
-// printed is what farewell prints.
+// printed is the text that farewell prints.
 var printed = template.Must(template.New("").Parse(`
 Your cloud runs; this took {{.Seconds}} s.
 
@@ -55,12 +55,7 @@ Your cloud runs; this took {{.Seconds}} s.
 
 {{.Note}}
 
-  gRPC            127.0.0.1:50051             all services, with reflection; etcd's API
-  key-value store http://127.0.0.1:8081
-  identity        http://127.0.0.1:8083       tokens, OpenID discovery
-  VMs             http://127.0.0.1:8084       images, volumes, hosts; /metrics
-  credit          http://127.0.0.1:8086       gRPC 50057
-  networks        http://127.0.0.1:8087       gRPC 9090
+{{.Ports}}
   agent's metrics http://{{.Metrics}}/metrics
   logs            {{.Logs}}
 
@@ -104,7 +99,7 @@ func (c *cloud) farewell(ctx context.Context, saved *demo.Contexts, vm *lab.VM, 
 		}
 	}
 	return printed.Execute(os.Stdout, map[string]any{
-		"Seconds": fmt.Sprintf("%.0f", time.Since(c.began).Seconds()), "User": demo.User, "Password": relative(demo.PasswordFile(c.dir)),
+		"Seconds": fmt.Sprintf("%.0f", time.Since(c.began).Seconds()), "User": demo.User, "Ports": demo.Ports, "Password": relative(demo.PasswordFile(c.dir)),
 		"Token": token, "Admin": admin, "Note": note, "Metrics": c.agent.Metrics, "Logs": relative(c.dir.Path("log")), "AsUser": asUser,
 		"AsAdmin": asAdmin, "VM": vm.Name, "Address": address, "PIDFile": relative(c.dir.Path("pid", "controlplane-1")),
 		"Context": userContext, "Endpoints": endpoints,

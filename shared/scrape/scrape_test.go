@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestURL checks at which URL Prometheus is told to reach a port, and that such a URL is accepted from a host.
+// TestURL checks the URL that Port.URL returns for Prometheus, and that CheckURL accepts it from a host.
 func TestURL(t *testing.T) {
 	own := func() (string, error) { return "10.0.1.1", nil }
 	for _, c := range []struct {

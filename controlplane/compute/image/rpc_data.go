@@ -57,10 +57,7 @@ func (r *dataServer) DownloadImage(in *storagev1.DownloadImageRequest, stream st
 }
 
 func (r *dataServer) ListAllImages(ctx context.Context, in *storagev1.ListAllImagesRequest) (*storagev1.ListAllImagesResponse, error) {
-	if _, err := auth.Admit(ctx, dataService+"ListAllImages", "", ""); err != nil {
-		return nil, err
-	}
-	t, err := cloud.ParseTenant(in.GetOrgId(), in.GetProjectId())
+	t, err := auth.AdmitAll(ctx, dataService+"ListAllImages", in)
 	if err != nil {
 		return nil, err
 	}

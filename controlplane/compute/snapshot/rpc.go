@@ -104,10 +104,7 @@ func (r *server) list(ctx context.Context, in *storagev1.ListSnapshotsRequest, f
 }
 
 func (r *server) ListAllSnapshots(ctx context.Context, in *storagev1.ListAllSnapshotsRequest) (*storagev1.ListAllSnapshotsResponse, error) {
-	if _, err := auth.Admit(ctx, service+"ListAllSnapshots", "", ""); err != nil {
-		return nil, err
-	}
-	t, err := cloud.ParseTenant(in.GetOrgId(), in.GetProjectId())
+	t, err := auth.AdmitAll(ctx, service+"ListAllSnapshots", in)
 	if err != nil {
 		return nil, err
 	}

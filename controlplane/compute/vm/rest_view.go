@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
 
-// viewRoutes registers the routes of VmViewService, and those of VmService that the wire contract does not have. Their
-// VMs are those of the protos.
+// viewRoutes registers the routes of VmViewService, and those of VmService that the wire contract does not have. They
+// represent VMs by the messages of the protos, unlike the routes of the contract.
 func (s *Service) viewRoutes(r *rest.Server) {
 	api := server{s: s}
 	protorest.Serve(r, &vmv1.VmService_ServiceDesc, &api, []protorest.Row{

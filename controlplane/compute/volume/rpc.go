@@ -155,10 +155,7 @@ func (r *storageServer) FlattenVolume(ctx context.Context, in *storagev1.Flatten
 }
 
 func (r *storageServer) ListAllVolumes(ctx context.Context, in *storagev1.ListAllVolumesRequest) (*storagev1.ListAllVolumesResponse, error) {
-	if _, err := auth.Admit(ctx, storageService+"ListAllVolumes", "", ""); err != nil {
-		return nil, err
-	}
-	t, err := cloud.ParseTenant(in.GetOrgId(), in.GetProjectId())
+	t, err := auth.AdmitAll(ctx, storageService+"ListAllVolumes", in)
 	if err != nil {
 		return nil, err
 	}

@@ -116,6 +116,18 @@ func Bearer(header string) (string, error) {
 	return token, nil
 }
 
+// AdmitAll authorizes a call that lists the objects of all tenants. It returns the tenant to which the request limits
+// the list; empty fields set no limit.
+func AdmitAll(ctx context.Context, method Method, in interface {
+	GetOrgId() string
+	GetProjectId() string
+}) (cloud.Tenant, error) {
+	if _, err := Admit(ctx, method, "", ""); err != nil {
+		return cloud.Tenant{}, err
+	}
+	return cloud.ParseTenant(in.GetOrgId(), in.GetProjectId())
+}
+
 // CheckIdempotencyKey returns an InvalidArgument fault for the request field with the given name if key is not a valid
 // idempotency key. An empty key is valid and means that the caller gave none.
 func CheckIdempotencyKey(field, key string) error {

@@ -139,8 +139,8 @@ type OperatorServiceClient interface {
 	UnbanNode(ctx context.Context, in *UnbanNodeRequest, opts ...grpc.CallOption) (*UnbanNodeResponse, error)
 	// ListBans returns a page of the bans in the order of their keys. INVALID_ARGUMENT for page_size or page_token.
 	ListBans(ctx context.Context, in *ListBansRequest, opts ...grpc.CallOption) (*ListBansResponse, error)
-	// CreateMemberToken makes a one-use token with which a process gets the cluster key (MemberService.BringKey);
-	// whoever has it can become a member. It is durable when the call returns. Only the response has the token; a repeat
+	// CreateMemberToken makes a one-use token with which a process gets the cluster key (MemberService.BringKey).
+	// A process with the token can become a member. The token is durable when the call returns. Only the response has the token; a repeat
 	// makes another one. RESOURCE_EXHAUSTED: 100 tokens have not expired. INVALID_ARGUMENT: ttl_seconds.
 	CreateMemberToken(ctx context.Context, in *CreateMemberTokenRequest, opts ...grpc.CallOption) (*CreateMemberTokenResponse, error)
 	// ReadConsoleLog sends the end of the log of a VM's serial console, read from its host, and with follow what the
@@ -487,8 +487,8 @@ type OperatorServiceServer interface {
 	UnbanNode(context.Context, *UnbanNodeRequest) (*UnbanNodeResponse, error)
 	// ListBans returns a page of the bans in the order of their keys. INVALID_ARGUMENT for page_size or page_token.
 	ListBans(context.Context, *ListBansRequest) (*ListBansResponse, error)
-	// CreateMemberToken makes a one-use token with which a process gets the cluster key (MemberService.BringKey);
-	// whoever has it can become a member. It is durable when the call returns. Only the response has the token; a repeat
+	// CreateMemberToken makes a one-use token with which a process gets the cluster key (MemberService.BringKey).
+	// A process with the token can become a member. The token is durable when the call returns. Only the response has the token; a repeat
 	// makes another one. RESOURCE_EXHAUSTED: 100 tokens have not expired. INVALID_ARGUMENT: ttl_seconds.
 	CreateMemberToken(context.Context, *CreateMemberTokenRequest) (*CreateMemberTokenResponse, error)
 	// ReadConsoleLog sends the end of the log of a VM's serial console, read from its host, and with follow what the

@@ -224,15 +224,12 @@ func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 
 // checkNotByGroup returns FailedPrecondition if a group gives the user u the role b, which Unbind cannot remove.
 func checkNotByGroup(r store.Reader, u *User, b cloud.Binding) error {
-	for _, ref := range u.Groups {
-		group, err := groups.Get(r, ref.path()...)
-		if err != nil {
-			return err
-		}
-		if group != nil && slices.ContainsFunc(group.Bindings, b.Same) {
+	joined, err := u.MemberOf(r)
+	for _, group := range joined {
+		if slices.ContainsFunc(group.Bindings, b.Same) {
 			return fault.New(fault.FailedPrecondition, "%s has the role %s by the group %s: remove %s from the group, or the role from the group",
-				u.ID, b.Role, ref.ID, u.ID)
+				u.ID, b.Role, group.ID, u.ID)
 		}
 	}
-	return nil
+	return err
 }

@@ -121,17 +121,22 @@ type Membership struct {
 	Always bool
 }
 
+// find checks the ID of the user and that the group exists. It returns the user, or nil if the user does not exist.
+func (m *Membership) find(r store.Reader) (*User, error) {
+	if err := cloud.CheckCallerID("user_id", string(m.User)); err != nil {
+		return nil, err
+	}
+	if _, err := FindGroup(r, m.Group); err != nil {
+		return nil, err
+	}
+	return Users.Get(r, string(m.User))
+}
+
 // AddMember adds a user to a group. It does nothing if the user is a member. If the caller is not system:admin, the org
 // of the group must be the user's home org. Otherwise AddMember returns FailedPrecondition, which does not reveal
 // whether the user exists.
 func AddMember(tx *store.Tx, m Membership) error {
-	if err := cloud.CheckCallerID("user_id", string(m.User)); err != nil {
-		return err
-	}
-	if _, err := FindGroup(tx, m.Group); err != nil {
-		return err
-	}
-	u, err := Users.Get(tx, string(m.User))
+	u, err := m.find(tx)
 	if err != nil {
 		return err
 	}
@@ -166,13 +171,7 @@ func AddMember(tx *store.Tx, m Membership) error {
 
 // RemoveMember removes a user from a group. It does nothing if the user is not a member.
 func RemoveMember(tx *store.Tx, m Membership) error {
-	if err := cloud.CheckCallerID("user_id", string(m.User)); err != nil {
-		return err
-	}
-	if _, err := FindGroup(tx, m.Group); err != nil {
-		return err
-	}
-	u, err := Users.Get(tx, string(m.User))
+	u, err := m.find(tx)
 	if err != nil {
 		return err
 	}
