@@ -39,8 +39,8 @@ func lines(peer string) (all []table.Line) {
 			id := lineID(peer, k.name, size)
 			all = append(all,
 				table.NewLine(k.name, id+" total", what+": time until it runs at the target", "ms", verdict.Target{}),
-				table.NewLine(k.name, id+" blackout", "… longest time between two replies to a neighbour's ping", "ms", verdict.Target{}),
-				table.NewLine(k.name, id+" paused", "… time for which the guest was stopped", "ms", verdict.Target{}))
+				table.NewLine(k.name, id+" blackout", what+": longest time between two replies to a neighbour's ping", "ms", verdict.Target{}),
+				table.NewLine(k.name, id+" paused", what+": time for which the guest was stopped", "ms", verdict.Target{}))
 		}
 	}
 	return all
