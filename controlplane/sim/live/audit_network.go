@@ -35,6 +35,8 @@ type networkRecords struct {
 	numbers map[string]int
 	// usage has the stored usage of the quotas of networks, by key.
 	usage map[string][]byte
+	// changes is the number of changes of records that hosts receive.
+	changes int
 
 	// The following fields describe the revision that is being checked: the addresses of deleted and released ports,
 	// and whether a port was created or deleted.
@@ -76,6 +78,10 @@ func (n *networkRecords) change(e watch.Event, parts []string) (err error) {
 		} else if e.KV.Version == 1 {
 			n.numbers[parts[0]]++
 		}
+	}
+	switch parts[0] {
+	case "net-vpc", "net-subnet", "net-security-group", "net-floating-ip", "net-nat", "net-route-table", "net-port":
+		n.changes++
 	}
 	switch parts[0] {
 	case "net-vpc":

@@ -51,6 +51,13 @@ func (a *witness) unsettled() string {
 	return cmp.Or(a.unsettledVolumes(), a.unsettledSnapshots(), a.networks.unsettled())
 }
 
+// networkChanges returns the number of changes so far of records that hosts receive about networks.
+func (a *witness) networkChanges() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.networks.changes
+}
+
 // leftovers is called after all VMs were deleted. It describes something that still remains of a VM, or returns "" if
 // nothing does.
 func (a *witness) leftovers() string {

@@ -282,32 +282,52 @@ func vpcOf(records map[string]proto.Message, r proto.Message) string {
 }
 
 // compareSnapshots makes each host open a new SyncNetworks stream, and checks that the snapshot equals the records that
-// the host had from changes. No call may be in progress.
+// the host had from changes. No call may be in progress. If records change meanwhile, because a VM that had waited has
+// got a host, it waits until the cloud has settled and does it again.
 func (f *fleet) compareSnapshots() {
 	for _, h := range f.hosts {
-		before, count := h.networkRecords()
-		h.networks.again <- struct{}{}
-		var now map[string]proto.Message
-		if err := within(time.Minute, func() error {
-			var snapshots int
-			if now, snapshots = h.networkRecords(); snapshots == count {
-				return errors.New("it receives no snapshot")
-			}
-			return nil
-		}); err != nil {
-			f.fail("%s opens a new stream for networks: %v", h.name, err)
-			return
-		}
-		for id, r := range now {
-			if !proto.Equal(before[id], r) {
-				f.fail("%s had %v, a snapshot has %v", h.name, before[id], r)
+		for f.compareSnapshot(h) {
+			f.settle("a record of a network has changed", f.audit.unsettled)
+			if f.failed() {
+				return
 			}
 		}
-		if len(before) != len(now) {
-			f.fail("%s had %d network records, a snapshot has %d", h.name, len(before), len(now))
-		}
-		f.count("network snapshots compared")
 	}
+}
+
+// compareSnapshot is compareSnapshots for one host. It returns true, and compares nothing, if records have changed
+// meanwhile.
+func (f *fleet) compareSnapshot(h *host) (changed bool) {
+	changes := f.audit.networkChanges()
+	if f.audit.unsettled() != "" {
+		return true
+	}
+	before, count := h.networkRecords()
+	h.networks.again <- struct{}{}
+	var now map[string]proto.Message
+	if err := within(time.Minute, func() error {
+		var snapshots int
+		if now, snapshots = h.networkRecords(); snapshots == count {
+			return errors.New("it receives no snapshot")
+		}
+		return nil
+	}); err != nil {
+		f.fail("%s opens a new stream for networks: %v", h.name, err)
+		return false
+	}
+	if f.audit.networkChanges() != changes {
+		return true
+	}
+	for id, r := range now {
+		if !proto.Equal(before[id], r) {
+			f.fail("%s had %v, a snapshot has %v", h.name, before[id], r)
+		}
+	}
+	if len(before) != len(now) {
+		f.fail("%s had %d network records, a snapshot has %d", h.name, len(before), len(now))
+	}
+	f.count("network snapshots compared")
+	return false
 }
 
 // networkStream is the stream of a SyncNetworks handler. It passes requests and responses through channels.
