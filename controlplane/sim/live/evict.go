@@ -83,7 +83,6 @@ func (f *fleet) evictHost(ctx context.Context, operator *tenantClient, h *host, 
 		})
 	})
 	h.rejoin(token)
-	h.boot()
 	f.uncordon(ctx, operator, h, id)
 }
 
@@ -110,11 +109,14 @@ func (f *fleet) insist(what string, try func() error) {
 	}
 }
 
-// rejoin makes the host join the cluster with a new token at the next start of its agent. No agent may run.
+// rejoin starts an agent that joins the cluster with a new token. It ends an agent that was started meanwhile, because
+// that agent may use the old certificate.
 func (h *host) rejoin(token string) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.token, h.leaf = token, nil
+	h.mu.Unlock()
+	h.stopAgent()
+	h.boot()
 }
 
 // identity returns the join token of the host and whether the host has a certificate.
