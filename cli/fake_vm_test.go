@@ -274,3 +274,21 @@ func (c *fakeCloud) ReadConsoleLog(in *operatorv1.ReadConsoleLogRequest, stream 
 	<-stream.Context().Done()
 	return nil
 }
+
+func (c *fakeCloud) RenameVm(_ context.Context, in *operatorv1.RenameVmRequest) (*operatorv1.RenameVmResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, "  "+oneLine(in))
+	for _, vm := range c.vms {
+		if vm.GetName() == in.GetName() && vm.GetId() != in.GetVmId() {
+			return nil, failed(codes.AlreadyExists, "", "the project has a VM called %s", in.GetName())
+		}
+	}
+	for _, vm := range c.vms {
+		if vm.GetId() == in.GetVmId() {
+			vm.Name = in.GetName()
+			return &operatorv1.RenameVmResponse{Vm: vm}, nil
+		}
+	}
+	return nil, failed(codes.NotFound, "", "there is no VM %s", in.GetVmId())
+}

@@ -88,6 +88,7 @@ var restRPCRows = []row{
 	{name: "vm GET /api/v1/vms/{vm_id}/console/log", path: "/api/v1/vms/$no-vm/console/log?org_id=$org&project_id=$project", allowed: "404 NOT_FOUND"},
 	{name: "vm GET /api/v1/vms/{vm_id}/migration", path: "/api/v1/vms/$no-vm/migration?org_id=$org&project_id=$project", allowed: "404 NOT_FOUND"},
 	{name: "vm POST /api/v1/vms/{vm_id}/migration/cancel", path: "/api/v1/vms/$no-vm/migration/cancel", body: webRequest(``), allowed: "404 NOT_FOUND"},
+	{name: "vm POST /api/v1/vms/{vm_id}/rename", path: "/api/v1/vms/$no-vm/rename", body: webRequest(`,"name":"new"`), allowed: "404 NOT_FOUND"},
 	{name: "vm GET /api/v1/images/{image_id}/data", path: "/api/v1/images/$no-image/data", allowed: "404 NOT_FOUND"},
 	{name: "vm GET /api/v1/snapshots/{snapshot_id}/export", path: "/api/v1/snapshots/$no-volume/export?org_id=$org&project_id=$project",
 		allowed: "404 NOT_FOUND"},

@@ -29,7 +29,7 @@ func Command(s *session.Session) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
 	list := listCommand(s)
 	list.Aliases = append(list.Aliases, "ps")
-	c.AddCommand(createCommand(s), list, showCommand(s), deleteCommand(s), watchCommand(s), waitCommand(s), labelCommand(s), editCommand(s), logCommand(s), nicCommand(s),
+	c.AddCommand(createCommand(s), list, showCommand(s), deleteCommand(s), watchCommand(s), waitCommand(s), labelCommand(s), renameCommand(s), editCommand(s), logCommand(s), nicCommand(s),
 		diskCommand(s), recoverCommand(s), rescueCommand(s), resizeCommand(s), updateCommand(s), migrateCommand(s),
 		consoleCommand(s), vncCommand(s), screenshotCommand(s), execCommand(s), setPasswordCommand(s), addSSHKeyCommand(s))
 	c.AddCommand(powerCommands(s)...)

@@ -117,6 +117,19 @@ func MoveNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, node cloud.NodeID, ho
 	return nil
 }
 
+// RenameNICs changes the name under which other guests find the ports of a VM's NICs in DNS.
+func RenameNICs(tx *store.Tx, t cloud.Tenant, vm cloud.VMID, hostName string) error {
+	all, err := nicPorts(tx, t, vm)
+	if err != nil {
+		return err
+	}
+	for _, port := range all {
+		port.HostName, port.UpdatedAt = hostName, tx.Now()
+		ports.Put(tx, port, string(port.Project), string(port.ID))
+	}
+	return nil
+}
+
 // inNIC returns a copy of an error of the port service that names the invalid field as a field of the NIC. at is the
 // name of the NIC in the request with a final dot. An error without a field gets the field in otherwise.
 func inNIC(err error, at, otherwise string) error {

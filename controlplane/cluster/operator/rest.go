@@ -41,5 +41,6 @@ func (s *Service) Routes(r *rest.Server) {
 		{Method: http.MethodGet, Path: vm + "/console/log", RPC: "ReadConsoleLog", Media: "application/octet-stream"},
 		{Method: http.MethodGet, Path: vm + "/migration", RPC: "GetMigration"},
 		{Method: http.MethodPost, Path: vm + "/migration/cancel", RPC: "CancelMigration"},
+		{Method: http.MethodPost, Path: vm + "/rename", RPC: "RenameVm"},
 	})
 }

@@ -161,10 +161,8 @@ func (e *retryableRefusal) Error() string { return e.refusal.Error() }
 // createRecords checks whether a VM can be created, chooses its host, and writes all its records in tx.
 func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID, q createArgs) (vm cloud.VM, err error) {
 	project := string(q.Tenant.Project)
-	if taken, err := names.Has(tx, project, q.Request.Name); err != nil {
+	if err := refuseTaken(tx, project, q.Request.Name); err != nil {
 		return vm, err
-	} else if taken {
-		return vm, fault.New(fault.AlreadyExists, "the project has a VM called %s", q.Request.Name)
 	}
 	vm = cloud.VM{
 		ID: id, Name: q.Request.Name, Org: q.Tenant.Org, Project: q.Tenant.Project, State: cloud.Creating, Spec: q.Request.Spec,

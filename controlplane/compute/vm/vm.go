@@ -96,7 +96,7 @@ func New(opts Options) *Service {
 	if s.opts.Mover == nil {
 		s.opts.Mover = migrator{s}
 	}
-	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand,
+	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, renameCommand, usageCommand,
 		attachNICCommand, detachNICCommand, recoverCommand, attachDiskCommand, detachDiskCommand, migrateCommand, cancelMigrationCommand,
 		progressCommand, capacityCommand, rebalanceCommand, getDrainCommand)
 	return s

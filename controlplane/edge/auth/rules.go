@@ -227,6 +227,7 @@ var rules = map[Method]Rule{
 	operators + "ReadConsoleLog":    {OfProject, read},
 	operators + "GetMigration":      {OfProject, read},
 	operators + "CancelMigration":   {OfProject, write},
+	operators + "RenameVm":          {OfProject, write},
 
 	vmViews + "ListAllVms":   {Nowhere, nil},
 	vmViews + "WatchVms":     {OfProject, read},

@@ -2,9 +2,9 @@
 // VM. On port 50051. Times are Unix milliseconds.
 //
 // All calls are for system:admin with a token that is not limited to an org or project, except ReadConsoleLog and
-// GetMigration, for everybody who may call VmService.GetVm, and CancelMigration, for everybody who may call
-// VmService.MigrateVm. controlplane/edge/auth/rules.go is the authorization table. docs/api.md
-// describes the errors that every call can return, page tokens and deadlines. No call of this service takes an
+// GetMigration, for everybody who may call VmService.GetVm, CancelMigration, for everybody who may call
+// VmService.MigrateVm, and RenameVm, for everybody who may call VmService.UpdateVm. controlplane/edge/auth/rules.go is the
+// authorization table. docs/api.md describes the errors that every call can return, page tokens and deadlines. No call of this service takes an
 // idempotency key.
 //
 // Calls about a member return FAILED_PRECONDITION with reason MEMBER_NOT_FOUND for an ID that is none, and
@@ -20,6 +20,7 @@
 package operatorv1
 
 import (
+	v1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -2794,6 +2795,120 @@ func (*CancelMigrationResponse) Descriptor() ([]byte, []int) {
 	return file_operator_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
+type RenameVmRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// This and project_id may be empty, as in VmService.
+	OrgId     string `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	VmId      string `protobuf:"bytes,3,opt,name=vm_id,json=vmId,proto3" json:"vm_id,omitempty"`
+	// As in VmService.CreateVm.
+	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenameVmRequest) Reset() {
+	*x = RenameVmRequest{}
+	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenameVmRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenameVmRequest) ProtoMessage() {}
+
+func (x *RenameVmRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenameVmRequest.ProtoReflect.Descriptor instead.
+func (*RenameVmRequest) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RenameVmRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *RenameVmRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *RenameVmRequest) GetVmId() string {
+	if x != nil {
+		return x.VmId
+	}
+	return ""
+}
+
+func (x *RenameVmRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RenameVmResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Vm            *v1.VirtualMachine     `protobuf:"bytes,1,opt,name=vm,proto3" json:"vm,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenameVmResponse) Reset() {
+	*x = RenameVmResponse{}
+	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenameVmResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenameVmResponse) ProtoMessage() {}
+
+func (x *RenameVmResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenameVmResponse.ProtoReflect.Descriptor instead.
+func (*RenameVmResponse) Descriptor() ([]byte, []int) {
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *RenameVmResponse) GetVm() *v1.VirtualMachine {
+	if x != nil {
+		return x.Vm
+	}
+	return nil
+}
+
 type GetDrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -2803,7 +2918,7 @@ type GetDrainRequest struct {
 
 func (x *GetDrainRequest) Reset() {
 	*x = GetDrainRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	mi := &file_operator_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2930,7 @@ func (x *GetDrainRequest) String() string {
 func (*GetDrainRequest) ProtoMessage() {}
 
 func (x *GetDrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[45]
+	mi := &file_operator_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2943,7 @@ func (x *GetDrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDrainRequest.ProtoReflect.Descriptor instead.
 func (*GetDrainRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetDrainRequest) GetNodeId() string {
@@ -2850,7 +2965,7 @@ type GetDrainResponse struct {
 
 func (x *GetDrainResponse) Reset() {
 	*x = GetDrainResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	mi := &file_operator_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2977,7 @@ func (x *GetDrainResponse) String() string {
 func (*GetDrainResponse) ProtoMessage() {}
 
 func (x *GetDrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[46]
+	mi := &file_operator_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +2990,7 @@ func (x *GetDrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDrainResponse.ProtoReflect.Descriptor instead.
 func (*GetDrainResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetDrainResponse) GetDrain() *Drain {
@@ -2917,7 +3032,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_operator_v1_operator_proto_msgTypes[47]
+	mi := &file_operator_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +3044,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[47]
+	mi := &file_operator_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3057,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Drain) GetPhase() string {
@@ -3026,7 +3141,7 @@ type DrainedVm struct {
 
 func (x *DrainedVm) Reset() {
 	*x = DrainedVm{}
-	mi := &file_operator_v1_operator_proto_msgTypes[48]
+	mi := &file_operator_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3153,7 @@ func (x *DrainedVm) String() string {
 func (*DrainedVm) ProtoMessage() {}
 
 func (x *DrainedVm) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[48]
+	mi := &file_operator_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3166,7 @@ func (x *DrainedVm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainedVm.ProtoReflect.Descriptor instead.
 func (*DrainedVm) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DrainedVm) GetVmId() string {
@@ -3140,7 +3255,7 @@ type CancelDrainRequest struct {
 
 func (x *CancelDrainRequest) Reset() {
 	*x = CancelDrainRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[49]
+	mi := &file_operator_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3152,7 +3267,7 @@ func (x *CancelDrainRequest) String() string {
 func (*CancelDrainRequest) ProtoMessage() {}
 
 func (x *CancelDrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[49]
+	mi := &file_operator_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3280,7 @@ func (x *CancelDrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDrainRequest.ProtoReflect.Descriptor instead.
 func (*CancelDrainRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CancelDrainRequest) GetNodeId() string {
@@ -3183,7 +3298,7 @@ type CancelDrainResponse struct {
 
 func (x *CancelDrainResponse) Reset() {
 	*x = CancelDrainResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[50]
+	mi := &file_operator_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3195,7 +3310,7 @@ func (x *CancelDrainResponse) String() string {
 func (*CancelDrainResponse) ProtoMessage() {}
 
 func (x *CancelDrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[50]
+	mi := &file_operator_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3208,7 +3323,7 @@ func (x *CancelDrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDrainResponse.ProtoReflect.Descriptor instead.
 func (*CancelDrainResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 type ReadConsoleLogRequest struct {
@@ -3227,7 +3342,7 @@ type ReadConsoleLogRequest struct {
 
 func (x *ReadConsoleLogRequest) Reset() {
 	*x = ReadConsoleLogRequest{}
-	mi := &file_operator_v1_operator_proto_msgTypes[51]
+	mi := &file_operator_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3354,7 @@ func (x *ReadConsoleLogRequest) String() string {
 func (*ReadConsoleLogRequest) ProtoMessage() {}
 
 func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[51]
+	mi := &file_operator_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3367,7 @@ func (x *ReadConsoleLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogRequest.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogRequest) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReadConsoleLogRequest) GetOrgId() string {
@@ -3300,7 +3415,7 @@ type ReadConsoleLogResponse struct {
 
 func (x *ReadConsoleLogResponse) Reset() {
 	*x = ReadConsoleLogResponse{}
-	mi := &file_operator_v1_operator_proto_msgTypes[52]
+	mi := &file_operator_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3312,7 +3427,7 @@ func (x *ReadConsoleLogResponse) String() string {
 func (*ReadConsoleLogResponse) ProtoMessage() {}
 
 func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_operator_v1_operator_proto_msgTypes[52]
+	mi := &file_operator_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3325,7 +3440,7 @@ func (x *ReadConsoleLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadConsoleLogResponse.ProtoReflect.Descriptor instead.
 func (*ReadConsoleLogResponse) Descriptor() ([]byte, []int) {
-	return file_operator_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_operator_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReadConsoleLogResponse) GetData() []byte {
@@ -3339,7 +3454,7 @@ var File_operator_v1_operator_proto protoreflect.FileDescriptor
 
 const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
-	"\x1aoperator/v1/operator.proto\x12\voperator.v1\"\x16\n" +
+	"\x1aoperator/v1/operator.proto\x12\voperator.v1\x1a\x18vmcontroller/v1/vm.proto\"\x16\n" +
 	"\x14ClusterStatusRequest\"\xc3\x01\n" +
 	"\x15ClusterStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x18\n" +
@@ -3539,7 +3654,15 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x13\n" +
 	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\"\x19\n" +
-	"\x17CancelMigrationResponse\"*\n" +
+	"\x17CancelMigrationResponse\"p\n" +
+	"\x0fRenameVmRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x13\n" +
+	"\x05vm_id\x18\x03 \x01(\tR\x04vmId\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\"C\n" +
+	"\x10RenameVmResponse\x12/\n" +
+	"\x02vm\x18\x01 \x01(\v2\x1f.vmcontroller.v1.VirtualMachineR\x02vm\"*\n" +
 	"\x0fGetDrainRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"U\n" +
 	"\x10GetDrainResponse\x12(\n" +
@@ -3583,7 +3706,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"tail_bytes\x18\x05 \x01(\x04R\ttailBytes\",\n" +
 	"\x16ReadConsoleLogResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\x82\x0e\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xcb\x0e\n" +
 	"\x0fOperatorService\x12V\n" +
 	"\rClusterStatus\x12!.operator.v1.ClusterStatusRequest\x1a\".operator.v1.ClusterStatusResponse\x12J\n" +
 	"\tAddMember\x12\x1d.operator.v1.AddMemberRequest\x1a\x1e.operator.v1.AddMemberResponse\x12V\n" +
@@ -3604,6 +3727,7 @@ const file_operator_v1_operator_proto_rawDesc = "" +
 	"\x0eReadConsoleLog\x12\".operator.v1.ReadConsoleLogRequest\x1a#.operator.v1.ReadConsoleLogResponse0\x01\x12S\n" +
 	"\fGetMigration\x12 .operator.v1.GetMigrationRequest\x1a!.operator.v1.GetMigrationResponse\x12\\\n" +
 	"\x0fCancelMigration\x12#.operator.v1.CancelMigrationRequest\x1a$.operator.v1.CancelMigrationResponse\x12G\n" +
+	"\bRenameVm\x12\x1c.operator.v1.RenameVmRequest\x1a\x1d.operator.v1.RenameVmResponse\x12G\n" +
 	"\bGetDrain\x12\x1c.operator.v1.GetDrainRequest\x1a\x1d.operator.v1.GetDrainResponse\x12P\n" +
 	"\vCancelDrain\x12\x1f.operator.v1.CancelDrainRequest\x1a .operator.v1.CancelDrainResponseB>Z<github.com/trivet-cloud/trivet/protos/operator/v1;operatorv1b\x06proto3"
 
@@ -3619,7 +3743,7 @@ func file_operator_v1_operator_proto_rawDescGZIP() []byte {
 	return file_operator_v1_operator_proto_rawDescData
 }
 
-var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_operator_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_operator_v1_operator_proto_goTypes = []any{
 	(*ClusterStatusRequest)(nil),      // 0: operator.v1.ClusterStatusRequest
 	(*ClusterStatusResponse)(nil),     // 1: operator.v1.ClusterStatusResponse
@@ -3666,14 +3790,17 @@ var file_operator_v1_operator_proto_goTypes = []any{
 	(*Migration)(nil),                 // 42: operator.v1.Migration
 	(*CancelMigrationRequest)(nil),    // 43: operator.v1.CancelMigrationRequest
 	(*CancelMigrationResponse)(nil),   // 44: operator.v1.CancelMigrationResponse
-	(*GetDrainRequest)(nil),           // 45: operator.v1.GetDrainRequest
-	(*GetDrainResponse)(nil),          // 46: operator.v1.GetDrainResponse
-	(*Drain)(nil),                     // 47: operator.v1.Drain
-	(*DrainedVm)(nil),                 // 48: operator.v1.DrainedVm
-	(*CancelDrainRequest)(nil),        // 49: operator.v1.CancelDrainRequest
-	(*CancelDrainResponse)(nil),       // 50: operator.v1.CancelDrainResponse
-	(*ReadConsoleLogRequest)(nil),     // 51: operator.v1.ReadConsoleLogRequest
-	(*ReadConsoleLogResponse)(nil),    // 52: operator.v1.ReadConsoleLogResponse
+	(*RenameVmRequest)(nil),           // 45: operator.v1.RenameVmRequest
+	(*RenameVmResponse)(nil),          // 46: operator.v1.RenameVmResponse
+	(*GetDrainRequest)(nil),           // 47: operator.v1.GetDrainRequest
+	(*GetDrainResponse)(nil),          // 48: operator.v1.GetDrainResponse
+	(*Drain)(nil),                     // 49: operator.v1.Drain
+	(*DrainedVm)(nil),                 // 50: operator.v1.DrainedVm
+	(*CancelDrainRequest)(nil),        // 51: operator.v1.CancelDrainRequest
+	(*CancelDrainResponse)(nil),       // 52: operator.v1.CancelDrainResponse
+	(*ReadConsoleLogRequest)(nil),     // 53: operator.v1.ReadConsoleLogRequest
+	(*ReadConsoleLogResponse)(nil),    // 54: operator.v1.ReadConsoleLogResponse
+	(*v1.VirtualMachine)(nil),         // 55: vmcontroller.v1.VirtualMachine
 }
 var file_operator_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: operator.v1.ClusterStatusResponse.members:type_name -> operator.v1.Member
@@ -3696,55 +3823,58 @@ var file_operator_v1_operator_proto_depIdxs = []int32{
 	34, // 17: operator.v1.HostCapacity.loss:type_name -> operator.v1.HostLoss
 	37, // 18: operator.v1.RebalanceClusterResponse.moves:type_name -> operator.v1.Move
 	42, // 19: operator.v1.GetMigrationResponse.migration:type_name -> operator.v1.Migration
-	47, // 20: operator.v1.GetDrainResponse.drain:type_name -> operator.v1.Drain
-	48, // 21: operator.v1.Drain.vms:type_name -> operator.v1.DrainedVm
-	0,  // 22: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
-	3,  // 23: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
-	5,  // 24: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
-	7,  // 25: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
-	9,  // 26: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
-	11, // 27: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
-	13, // 28: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
-	17, // 29: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
-	19, // 30: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
-	21, // 31: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
-	30, // 32: operator.v1.OperatorService.GetCapacity:input_type -> operator.v1.GetCapacityRequest
-	35, // 33: operator.v1.OperatorService.RebalanceCluster:input_type -> operator.v1.RebalanceClusterRequest
-	23, // 34: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
-	26, // 35: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
-	28, // 36: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
-	38, // 37: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
-	51, // 38: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
-	40, // 39: operator.v1.OperatorService.GetMigration:input_type -> operator.v1.GetMigrationRequest
-	43, // 40: operator.v1.OperatorService.CancelMigration:input_type -> operator.v1.CancelMigrationRequest
-	45, // 41: operator.v1.OperatorService.GetDrain:input_type -> operator.v1.GetDrainRequest
-	49, // 42: operator.v1.OperatorService.CancelDrain:input_type -> operator.v1.CancelDrainRequest
-	1,  // 43: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
-	4,  // 44: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
-	6,  // 45: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
-	8,  // 46: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
-	10, // 47: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
-	12, // 48: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
-	14, // 49: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
-	18, // 50: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
-	20, // 51: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
-	22, // 52: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
-	31, // 53: operator.v1.OperatorService.GetCapacity:output_type -> operator.v1.GetCapacityResponse
-	36, // 54: operator.v1.OperatorService.RebalanceCluster:output_type -> operator.v1.RebalanceClusterResponse
-	24, // 55: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
-	27, // 56: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
-	29, // 57: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
-	39, // 58: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
-	52, // 59: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
-	41, // 60: operator.v1.OperatorService.GetMigration:output_type -> operator.v1.GetMigrationResponse
-	44, // 61: operator.v1.OperatorService.CancelMigration:output_type -> operator.v1.CancelMigrationResponse
-	46, // 62: operator.v1.OperatorService.GetDrain:output_type -> operator.v1.GetDrainResponse
-	50, // 63: operator.v1.OperatorService.CancelDrain:output_type -> operator.v1.CancelDrainResponse
-	43, // [43:64] is the sub-list for method output_type
-	22, // [22:43] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	55, // 20: operator.v1.RenameVmResponse.vm:type_name -> vmcontroller.v1.VirtualMachine
+	49, // 21: operator.v1.GetDrainResponse.drain:type_name -> operator.v1.Drain
+	50, // 22: operator.v1.Drain.vms:type_name -> operator.v1.DrainedVm
+	0,  // 23: operator.v1.OperatorService.ClusterStatus:input_type -> operator.v1.ClusterStatusRequest
+	3,  // 24: operator.v1.OperatorService.AddMember:input_type -> operator.v1.AddMemberRequest
+	5,  // 25: operator.v1.OperatorService.PromoteMember:input_type -> operator.v1.PromoteMemberRequest
+	7,  // 26: operator.v1.OperatorService.RemoveMember:input_type -> operator.v1.RemoveMemberRequest
+	9,  // 27: operator.v1.OperatorService.ReplaceMember:input_type -> operator.v1.ReplaceMemberRequest
+	11, // 28: operator.v1.OperatorService.TransferLeader:input_type -> operator.v1.TransferLeaderRequest
+	13, // 29: operator.v1.OperatorService.BackupCluster:input_type -> operator.v1.BackupClusterRequest
+	17, // 30: operator.v1.OperatorService.CreateNodeToken:input_type -> operator.v1.CreateNodeTokenRequest
+	19, // 31: operator.v1.OperatorService.EvictNode:input_type -> operator.v1.EvictNodeRequest
+	21, // 32: operator.v1.OperatorService.FenceNode:input_type -> operator.v1.FenceNodeRequest
+	30, // 33: operator.v1.OperatorService.GetCapacity:input_type -> operator.v1.GetCapacityRequest
+	35, // 34: operator.v1.OperatorService.RebalanceCluster:input_type -> operator.v1.RebalanceClusterRequest
+	23, // 35: operator.v1.OperatorService.BanNode:input_type -> operator.v1.BanNodeRequest
+	26, // 36: operator.v1.OperatorService.UnbanNode:input_type -> operator.v1.UnbanNodeRequest
+	28, // 37: operator.v1.OperatorService.ListBans:input_type -> operator.v1.ListBansRequest
+	38, // 38: operator.v1.OperatorService.CreateMemberToken:input_type -> operator.v1.CreateMemberTokenRequest
+	53, // 39: operator.v1.OperatorService.ReadConsoleLog:input_type -> operator.v1.ReadConsoleLogRequest
+	40, // 40: operator.v1.OperatorService.GetMigration:input_type -> operator.v1.GetMigrationRequest
+	43, // 41: operator.v1.OperatorService.CancelMigration:input_type -> operator.v1.CancelMigrationRequest
+	45, // 42: operator.v1.OperatorService.RenameVm:input_type -> operator.v1.RenameVmRequest
+	47, // 43: operator.v1.OperatorService.GetDrain:input_type -> operator.v1.GetDrainRequest
+	51, // 44: operator.v1.OperatorService.CancelDrain:input_type -> operator.v1.CancelDrainRequest
+	1,  // 45: operator.v1.OperatorService.ClusterStatus:output_type -> operator.v1.ClusterStatusResponse
+	4,  // 46: operator.v1.OperatorService.AddMember:output_type -> operator.v1.AddMemberResponse
+	6,  // 47: operator.v1.OperatorService.PromoteMember:output_type -> operator.v1.PromoteMemberResponse
+	8,  // 48: operator.v1.OperatorService.RemoveMember:output_type -> operator.v1.RemoveMemberResponse
+	10, // 49: operator.v1.OperatorService.ReplaceMember:output_type -> operator.v1.ReplaceMemberResponse
+	12, // 50: operator.v1.OperatorService.TransferLeader:output_type -> operator.v1.TransferLeaderResponse
+	14, // 51: operator.v1.OperatorService.BackupCluster:output_type -> operator.v1.BackupClusterResponse
+	18, // 52: operator.v1.OperatorService.CreateNodeToken:output_type -> operator.v1.CreateNodeTokenResponse
+	20, // 53: operator.v1.OperatorService.EvictNode:output_type -> operator.v1.EvictNodeResponse
+	22, // 54: operator.v1.OperatorService.FenceNode:output_type -> operator.v1.FenceNodeResponse
+	31, // 55: operator.v1.OperatorService.GetCapacity:output_type -> operator.v1.GetCapacityResponse
+	36, // 56: operator.v1.OperatorService.RebalanceCluster:output_type -> operator.v1.RebalanceClusterResponse
+	24, // 57: operator.v1.OperatorService.BanNode:output_type -> operator.v1.BanNodeResponse
+	27, // 58: operator.v1.OperatorService.UnbanNode:output_type -> operator.v1.UnbanNodeResponse
+	29, // 59: operator.v1.OperatorService.ListBans:output_type -> operator.v1.ListBansResponse
+	39, // 60: operator.v1.OperatorService.CreateMemberToken:output_type -> operator.v1.CreateMemberTokenResponse
+	54, // 61: operator.v1.OperatorService.ReadConsoleLog:output_type -> operator.v1.ReadConsoleLogResponse
+	41, // 62: operator.v1.OperatorService.GetMigration:output_type -> operator.v1.GetMigrationResponse
+	44, // 63: operator.v1.OperatorService.CancelMigration:output_type -> operator.v1.CancelMigrationResponse
+	46, // 64: operator.v1.OperatorService.RenameVm:output_type -> operator.v1.RenameVmResponse
+	48, // 65: operator.v1.OperatorService.GetDrain:output_type -> operator.v1.GetDrainResponse
+	52, // 66: operator.v1.OperatorService.CancelDrain:output_type -> operator.v1.CancelDrainResponse
+	45, // [45:67] is the sub-list for method output_type
+	23, // [23:45] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_operator_v1_operator_proto_init() }
@@ -3758,7 +3888,7 @@ func file_operator_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_operator_v1_operator_proto_rawDesc), len(file_operator_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

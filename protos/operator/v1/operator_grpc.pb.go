@@ -2,9 +2,9 @@
 // VM. On port 50051. Times are Unix milliseconds.
 //
 // All calls are for system:admin with a token that is not limited to an org or project, except ReadConsoleLog and
-// GetMigration, for everybody who may call VmService.GetVm, and CancelMigration, for everybody who may call
-// VmService.MigrateVm. controlplane/edge/auth/rules.go is the authorization table. docs/api.md
-// describes the errors that every call can return, page tokens and deadlines. No call of this service takes an
+// GetMigration, for everybody who may call VmService.GetVm, CancelMigration, for everybody who may call
+// VmService.MigrateVm, and RenameVm, for everybody who may call VmService.UpdateVm. controlplane/edge/auth/rules.go is the
+// authorization table. docs/api.md describes the errors that every call can return, page tokens and deadlines. No call of this service takes an
 // idempotency key.
 //
 // Calls about a member return FAILED_PRECONDITION with reason MEMBER_NOT_FOUND for an ID that is none, and
@@ -51,6 +51,7 @@ const (
 	OperatorService_ReadConsoleLog_FullMethodName    = "/operator.v1.OperatorService/ReadConsoleLog"
 	OperatorService_GetMigration_FullMethodName      = "/operator.v1.OperatorService/GetMigration"
 	OperatorService_CancelMigration_FullMethodName   = "/operator.v1.OperatorService/CancelMigration"
+	OperatorService_RenameVm_FullMethodName          = "/operator.v1.OperatorService/RenameVm"
 	OperatorService_GetDrain_FullMethodName          = "/operator.v1.OperatorService/GetDrain"
 	OperatorService_CancelDrain_FullMethodName       = "/operator.v1.OperatorService/CancelDrain"
 )
@@ -158,6 +159,12 @@ type OperatorServiceClient interface {
 	// durable when the call returns. Without a migration nothing changes, so repeats do no harm. FAILED_PRECONDITION
 	// (MIGRATION_AT_SWITCHOVER): the switchover has begun. NOT_FOUND: the VM.
 	CancelMigration(ctx context.Context, in *CancelMigrationRequest, opts ...grpc.CallOption) (*CancelMigrationResponse, error)
+	// RenameVm changes the name of a VM, in any state but MIGRATING. Other guests find the VM in DNS by the new name, and no
+	// longer by the old one. The guest gets the new name as its host name when it renews its DHCP lease or starts again, if
+	// it uses DHCP or cloud-init. The change is durable when the call returns. Renaming to the present name changes nothing,
+	// so repeats do no harm. ALREADY_EXISTS: another VM of the project has the name. FAILED_PRECONDITION: the VM is
+	// MIGRATING. INVALID_ARGUMENT: name. NOT_FOUND: the VM.
+	RenameVm(ctx context.Context, in *RenameVmRequest, opts ...grpc.CallOption) (*RenameVmResponse, error)
 	// GetDrain returns the drain of a host (see NodeService.DrainNode) with the VMs that it concerns. It does not wait, and
 	// may be repeated. drain is empty if the host was not drained since it was last uncordoned. NOT_FOUND: the host.
 	// UNAVAILABLE: there is no leader.
@@ -383,6 +390,16 @@ func (c *operatorServiceClient) CancelMigration(ctx context.Context, in *CancelM
 	return out, nil
 }
 
+func (c *operatorServiceClient) RenameVm(ctx context.Context, in *RenameVmRequest, opts ...grpc.CallOption) (*RenameVmResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenameVmResponse)
+	err := c.cc.Invoke(ctx, OperatorService_RenameVm_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) GetDrain(ctx context.Context, in *GetDrainRequest, opts ...grpc.CallOption) (*GetDrainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetDrainResponse)
@@ -506,6 +523,12 @@ type OperatorServiceServer interface {
 	// durable when the call returns. Without a migration nothing changes, so repeats do no harm. FAILED_PRECONDITION
 	// (MIGRATION_AT_SWITCHOVER): the switchover has begun. NOT_FOUND: the VM.
 	CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error)
+	// RenameVm changes the name of a VM, in any state but MIGRATING. Other guests find the VM in DNS by the new name, and no
+	// longer by the old one. The guest gets the new name as its host name when it renews its DHCP lease or starts again, if
+	// it uses DHCP or cloud-init. The change is durable when the call returns. Renaming to the present name changes nothing,
+	// so repeats do no harm. ALREADY_EXISTS: another VM of the project has the name. FAILED_PRECONDITION: the VM is
+	// MIGRATING. INVALID_ARGUMENT: name. NOT_FOUND: the VM.
+	RenameVm(context.Context, *RenameVmRequest) (*RenameVmResponse, error)
 	// GetDrain returns the drain of a host (see NodeService.DrainNode) with the VMs that it concerns. It does not wait, and
 	// may be repeated. drain is empty if the host was not drained since it was last uncordoned. NOT_FOUND: the host.
 	// UNAVAILABLE: there is no leader.
@@ -579,6 +602,9 @@ func (UnimplementedOperatorServiceServer) GetMigration(context.Context, *GetMigr
 }
 func (UnimplementedOperatorServiceServer) CancelMigration(context.Context, *CancelMigrationRequest) (*CancelMigrationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelMigration not implemented")
+}
+func (UnimplementedOperatorServiceServer) RenameVm(context.Context, *RenameVmRequest) (*RenameVmResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RenameVm not implemented")
 }
 func (UnimplementedOperatorServiceServer) GetDrain(context.Context, *GetDrainRequest) (*GetDrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetDrain not implemented")
@@ -935,6 +961,24 @@ func _OperatorService_CancelMigration_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_RenameVm_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenameVmRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).RenameVm(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_RenameVm_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).RenameVm(ctx, req.(*RenameVmRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_GetDrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetDrainRequest)
 	if err := dec(in); err != nil {
@@ -1045,6 +1089,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CancelMigration",
 			Handler:    _OperatorService_CancelMigration_Handler,
+		},
+		{
+			MethodName: "RenameVm",
+			Handler:    _OperatorService_RenameVm_Handler,
 		},
 		{
 			MethodName: "GetDrain",
