@@ -10,36 +10,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
 
-const (
-	groupsByGRPC = "groups have no REST routes yet: trivet group"
-	listsByGRPC  = "lists over all projects, for operators: the lists of trivet with --all-projects"
-)
-
 // withoutREST lists the RPCs on the port for tenants and operators that have no REST route, with the reason.
 var withoutREST = map[auth.Method]string{
-	identityService + "IssueToken":        "POST /api/v1/auth/token of the wire contract issues tokens",
-	identityService + "VerifyToken":       "POST /api/v1/auth/verify of the wire contract verifies tokens",
-	identityService + "ExchangeToken":     "a login with an external provider needs a client that follows OpenID's flow, such as trivet login",
-	vms + "PrepareVmMigration":            "the control plane calls it, not its users",
-	nodes + "HeartbeatNode":               "hosts call it, on a port of their own",
-	consoles + "AttachConsole":            "a console is a websocket: POST /api/v1/vms/{vm_id}/console and GET /api/v1/console",
-	operators + "BackupCluster":           "a backup has the secrets of all tenants, and trivet cluster backup checks that it is complete",
-	identityService + "CreateGroup":       groupsByGRPC,
-	identityService + "GetGroup":          groupsByGRPC,
-	identityService + "ListGroups":        groupsByGRPC,
-	identityService + "DeleteGroup":       groupsByGRPC,
-	identityService + "AddGroupMember":    groupsByGRPC,
-	identityService + "RemoveGroupMember": groupsByGRPC,
-	identityService + "ListGroupMembers":  groupsByGRPC,
-	identityService + "GetDefaultQuota":   "trivet quota show --default",
-	identityService + "SetDefaultQuota":   "trivet quota update --default",
-	storageVolumes + "ListAllVolumes":     listsByGRPC,
-	snapshots + "ListAllSnapshots":        listsByGRPC,
-	imageData + "ListAllImages":           listsByGRPC,
-	networks + "ListAllVpcs":              listsByGRPC,
-	networks + "ListAllSubnets":           listsByGRPC,
-	networks + "ListAllPorts":             listsByGRPC,
-	credits + "AuditLedger":               "it reads the whole ledger, for trivet wallet audit and tests",
+	identityService + "IssueToken":    "POST /api/v1/auth/token of the wire contract issues tokens",
+	identityService + "VerifyToken":   "POST /api/v1/auth/verify of the wire contract verifies tokens",
+	identityService + "ExchangeToken": "a login with an external provider needs a client that follows OpenID's flow, such as trivet login",
+	vms + "PrepareVmMigration":        "the control plane calls it, not its users",
+	nodes + "HeartbeatNode":           "hosts call it, on a port of their own",
+	consoles + "AttachConsole":        "a console is a websocket: POST /api/v1/vms/{vm_id}/console and GET /api/v1/console",
+	operators + "BackupCluster":       "a backup has the secrets of all tenants, and trivet cluster backup checks that it is complete",
+	credits + "AuditLedger":           "it reads the whole ledger, for trivet wallet audit and tests",
 }
 
 // TestEveryRPCHasARoute checks that each RPC for tenants and operators has a REST route or a reason in withoutREST.

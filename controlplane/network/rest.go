@@ -23,6 +23,9 @@ func rows() []protorest.Row {
 		{Method: http.MethodDelete, Path: rules + "/{rule_id}", RPC: "RemoveSecurityGroupRule"},
 		{Method: http.MethodPost, Path: "/api/v1/peerings/{id}/accept", RPC: "AcceptPeering"},
 		{Method: http.MethodGet, Path: "/api/v1/explain", RPC: "ExplainPath"},
+		{Method: http.MethodGet, Path: "/api/v1/all-vpcs", RPC: "ListAllVpcs"},
+		{Method: http.MethodGet, Path: "/api/v1/all-subnets", RPC: "ListAllSubnets"},
+		{Method: http.MethodGet, Path: "/api/v1/all-ports", RPC: "ListAllPorts"},
 	}
 	for _, kind := range []struct{ path, key, one, many string }{
 		{"vpcs", "id", "Vpc", "Vpcs"},

@@ -26,7 +26,10 @@ func rows() []protorest.Row {
 		accounts = base + "/service-accounts"
 		orgs     = base + "/orgs"
 		projects = base + "/projects"
+		groups   = base + "/groups"
+		group    = groups + "/{group_id}"
 		quota    = base + "/quota"
+		standard = base + "/default-quota"
 		keys     = base + "/keys"
 	)
 	return []protorest.Row{
@@ -67,8 +70,18 @@ func rows() []protorest.Row {
 		{Method: http.MethodGet, Path: projects + "/{id}", RPC: "GetProject"},
 		{Method: http.MethodDelete, Path: projects + "/{id}", RPC: "DeleteProject"},
 
+		{Method: http.MethodGet, Path: groups, RPC: "ListGroups"},
+		{Method: http.MethodPost, Path: groups, RPC: "CreateGroup", Creates: true},
+		{Method: http.MethodGet, Path: groups + "/{id}", RPC: "GetGroup"},
+		{Method: http.MethodDelete, Path: groups + "/{id}", RPC: "DeleteGroup"},
+		{Method: http.MethodGet, Path: group + "/members", RPC: "ListGroupMembers"},
+		{Method: http.MethodPost, Path: group + "/members", RPC: "AddGroupMember"},
+		{Method: http.MethodDelete, Path: group + "/members/{user_id}", RPC: "RemoveGroupMember"},
+
 		{Method: http.MethodGet, Path: quota, RPC: "GetQuota"},
 		{Method: http.MethodPut, Path: quota, RPC: "SetQuota"},
+		{Method: http.MethodGet, Path: standard, RPC: "GetDefaultQuota"},
+		{Method: http.MethodPut, Path: standard, RPC: "SetDefaultQuota"},
 
 		{Method: http.MethodGet, Path: keys, RPC: "ListKeys"},
 		{Method: http.MethodPost, Path: keys + "/rotate", RPC: "RotateKeys"},

@@ -44,6 +44,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPatch, one, service+"UpdateImage", s.patchImage, rest.Takes(updateBody{}), image)
 	r.Handle(http.MethodDelete, one, service+"DeleteImage", s.deleteImage, org, deleted)
 	protorest.Serve(r, &storagev1.ImageDataService_ServiceDesc, &dataServer{s: s}, []protorest.Row{
+		{Method: http.MethodGet, Path: "/api/v1/all-images", RPC: "ListAllImages"},
 		{Method: http.MethodGet, Path: "/api/v1/images/{image_id}/data", RPC: "DownloadImage", Media: "application/octet-stream"},
 	})
 }

@@ -25,6 +25,7 @@ func (s *Service) Routes(r *rest.Server) {
 		rest.QueryOf("name", nil, "Only snapshots with this name."),
 		rest.QueryOf("status", nil, "Only snapshots with this status, such as available."))
 	protorest.Serve(r, &storagev1.SnapshotService_ServiceDesc, api, []protorest.Row{
+		{Method: http.MethodGet, Path: "/api/v1/all-snapshots", RPC: "ListAllSnapshots"},
 		{Method: http.MethodPost, Path: all, RPC: "CreateSnapshot", Creates: true},
 		{Method: http.MethodGet, Path: one, RPC: "GetSnapshot"},
 		{Method: http.MethodDelete, Path: one, RPC: "DeleteSnapshot"},

@@ -30,6 +30,7 @@ func (s *Service) Routes(r *rest.Server) {
 		{Method: http.MethodPost, Path: one + "/resize", RPC: "ResizeVolume"},
 	})
 	protorest.Serve(r, &storagev1.VolumeService_ServiceDesc, &storageServer{s: s}, []protorest.Row{
+		{Method: http.MethodGet, Path: "/api/v1/all-volumes", RPC: "ListAllVolumes"},
 		{Method: http.MethodPatch, Path: one, RPC: "UpdateVolume"},
 		{Method: http.MethodPost, Path: one + "/flatten", RPC: "FlattenVolume"},
 	})
