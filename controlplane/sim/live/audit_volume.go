@@ -161,7 +161,9 @@ func (a *witness) stepVolume(revision int64, before, now *cloud.Volume) error {
 	if a.volumes.disputed[now.ID] && now.VM == "" && !now.Flushed() && (now.Fence || now.PoolID != "") {
 		return nil // No VM gets the volume before a host has fenced it, or has its lock.
 	}
-	delete(a.volumes.disputed, now.ID)
+	if now.VM == "" || now.VM != before.VM { // not the change that the deletion of the VM itself makes
+		delete(a.volumes.disputed, now.ID)
+	}
 	for _, c := range a.f.allCommon() {
 		if vm, h := c.holder(now.ID); now.VM == "" && h != nil {
 			return fmt.Errorf("volume %s is recorded as detached, but VM %s has it open on %s", now.ID, vm, h.name)
