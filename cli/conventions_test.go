@@ -2,6 +2,7 @@ package main
 
 import (
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,9 @@ func TestListFlags(t *testing.T) {
 		for _, flag := range []string{"columns", "sort", "no-headers", "limit", "page-token"} {
 			require.NotNil(t, c.Flags().Lookup(flag), "%s --%s", c.CommandPath(), flag)
 		}
+		// The objects of these lists are not messages of the API.
+		local := slices.Contains([]string{"trivet context list", "trivet image catalog list"}, c.CommandPath())
+		require.Equal(t, !local, c.Flags().Lookup("filter") != nil, c.CommandPath())
 	})
 	require.GreaterOrEqual(t, lists, 25)
 }

@@ -34,9 +34,13 @@ func (f *Flags) add(c *cobra.Command, columns []string) {
 	session.Exclusive(c, "sort", "page-token")
 }
 
-// addFilter adds the flags for a list that the API filters.
-func (f *Flags) addFilter(c *cobra.Command) {
-	c.Flags().StringVar(&f.filter, "filter", "", "list only objects that match, such as: state = RUNNING")
+// addFilter adds the flag for a filter. example is a filter for its help.
+func (f *Flags) addFilter(c *cobra.Command, example string) {
+	c.Flags().StringVar(&f.filter, "filter", "", "list only objects that match, such as: "+example)
+}
+
+// addLabel adds the flag that selects objects by their labels.
+func (f *Flags) addLabel(c *cobra.Command) {
 	c.Flags().StringSliceVarP(&f.labels, "label", "l", nil, "list only objects with this label: KEY=VALUE, or KEY for any value; repeatable")
 }
 

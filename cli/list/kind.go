@@ -39,7 +39,8 @@ type Kind[T any] struct {
 	Columns func(ctx context.Context, s *session.Session, conn *dial.Conn) []Column[T]
 	// Keep, if not nil, selects the objects that are listed.
 	Keep func(T) bool
-	// Filters is true if Page uses Query.Filter.
+	// Filters is true if Page uses Query.Filter. Otherwise the command line filters the objects that Page returns. It
+	// filters only messages.
 	Filters bool
 }
 
@@ -66,8 +67,12 @@ func (k *Kind[T]) LocalCommand(s *session.Session, c *cobra.Command) *cobra.Comm
 func (k *Kind[T]) AddFlags(s *session.Session, c *cobra.Command) *Flags {
 	f := &Flags{}
 	f.add(c, flagNames(k.Columns(context.Background(), s, nil)))
-	if k.Filters {
-		f.addFilter(c)
+	fields := fieldsOf[T]()
+	if fields != nil {
+		f.addFilter(c, example(k.Filters, fields))
+	}
+	if hasLabels(fields) {
+		f.addLabel(c)
 	}
 	return f
 }
@@ -86,6 +91,11 @@ func (k *Kind[T]) List(ctx context.Context, s *session.Session, conn *dial.Conn,
 	q := Query{Token: f.pageToken}
 	if q.Filter, err = f.Filter(); err != nil {
 		return err
+	}
+	if !k.Filters && q.Filter != "" {
+		if k, err = k.filtered(q.Filter); err != nil {
+			return err
+		}
 	}
 	limit := f.limit
 	if t.order != nil {

@@ -31,7 +31,7 @@ type Member struct {
 //   - The keys are the names of the fields, in the order of the proto file. All keys are present.
 //   - Integers of 64 bits are numbers. Bytes are strings in base64.
 //   - An enum is its name without the prefix of the type, such as RUNNING. UNSPECIFIED is nil.
-//   - A time is a string such as 2026-03-01T12:00:00.000Z. A time that is not set is nil. isTime says which fields are
+//   - A time is a string such as 2026-03-01T12:00:00.000Z. A time that is not set is nil. IsTime says which fields are
 //     times.
 //   - A message, an optional field or a member of a oneof that is not set is nil.
 func Document(m proto.Message) Object { return object(m.ProtoReflect()) }
@@ -109,7 +109,7 @@ func single(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
 		return object(v.Message())
 	case protoreflect.EnumKind:
-		if name := enumName(fd.Enum(), v.Enum()); name != "" {
+		if name := Word(fd.Enum(), v.Enum()); name != "" {
 			return name
 		}
 		return nil
@@ -127,7 +127,7 @@ func single(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	case protoreflect.Uint64Kind, protoreflect.Fixed64Kind, protoreflect.Uint32Kind, protoreflect.Fixed32Kind:
 		return v.Uint()
 	}
-	if isTime(fd) {
+	if IsTime(fd) {
 		return timeText(v.Int())
 	}
 	return v.Int()
@@ -141,21 +141,39 @@ func timeText(ms int64) any {
 	return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z")
 }
 
-// enumName returns the name of an enum value without the prefix of its type, "" for UNSPECIFIED, and the number of a
-// value that this program does not know. The prefix is that of the value 0, whose name ends in UNSPECIFIED.
-func enumName(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
+// Word returns the name of an enum value without the prefix of its type, "" for UNSPECIFIED, and the number of a value
+// that this program does not know.
+func Word(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	known := e.Values().ByNumber(n)
 	if known == nil {
 		return strconv.Itoa(int(n))
 	}
-	prefix, ok := strings.CutSuffix(string(e.Values().ByNumber(0).Name()), "UNSPECIFIED")
-	switch {
-	case ok && n == 0:
+	prefix, ok := prefixOf(e)
+	if ok && n == 0 {
 		return ""
-	case ok:
-		return strings.TrimPrefix(string(known.Name()), prefix)
 	}
-	return string(known.Name())
+	return strings.TrimPrefix(string(known.Name()), prefix)
+}
+
+// Words returns the names of all values of an enum, as Word returns them, and the prefix that Word removes.
+func Words(e protoreflect.EnumDescriptor) (prefix string, all []string) {
+	prefix, _ = prefixOf(e)
+	for i := range e.Values().Len() {
+		if name := Word(e, e.Values().Get(i).Number()); name != "" {
+			all = append(all, name)
+		}
+	}
+	return prefix, all
+}
+
+// prefixOf returns the prefix of the names of an enum's values. It is that of the value 0, whose name ends in UNSPECIFIED.
+// Without such a value it returns "" and false.
+func prefixOf(e protoreflect.EnumDescriptor) (string, bool) {
+	prefix, ok := strings.CutSuffix(string(e.Values().ByNumber(0).Name()), "UNSPECIFIED")
+	if !ok {
+		return "", false
+	}
+	return prefix, true
 }
 
 // decode reads one JSON value from d and keeps the order of keys.

@@ -35,7 +35,7 @@ func TestKindsOf64BitFields(t *testing.T) {
 				fd := m.Fields().Get(i)
 				switch fd.Kind() {
 				case protoreflect.Int64Kind, protoreflect.Uint64Kind, protoreflect.Sint64Kind, protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind:
-					lines = append(lines, fmt.Sprintf("%-7s %s", map[bool]string{true: "time", false: "number"}[isTime(fd)], fd.FullName()))
+					lines = append(lines, fmt.Sprintf("%-7s %s", map[bool]string{true: "time", false: "number"}[IsTime(fd)], fd.FullName()))
 				}
 			}
 		})
@@ -55,7 +55,7 @@ func TestTimesExist(t *testing.T) {
 	}
 }
 
-// TestEnumNames checks that all enums have names from which enumName can remove the prefix.
+// TestEnumNames checks that all enums have names from which Word can remove the prefix.
 func TestEnumNames(t *testing.T) {
 	eachFile(func(f protoreflect.FileDescriptor) {
 		for i := range f.Enums().Len() {

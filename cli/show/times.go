@@ -26,8 +26,8 @@ var times = map[protoreflect.FullName]bool{
 	"vmcontroller.v1.VmEvent.timestamp":         true,
 }
 
-// isTime reports whether a field is a time in Unix milliseconds: a signed 64-bit integer whose name ends in _at, or one
+// IsTime reports whether a field is a time in Unix milliseconds: a signed 64-bit integer whose name ends in _at, or one
 // of times.
-func isTime(fd protoreflect.FieldDescriptor) bool {
+func IsTime(fd protoreflect.FieldDescriptor) bool {
 	return fd.Kind() == protoreflect.Int64Kind && (strings.HasSuffix(string(fd.Name()), "_at") || times[fd.FullName()])
 }

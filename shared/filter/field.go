@@ -68,7 +68,7 @@ func Word[T any](prefix string, all []string, of func(T) string) Field[T] {
 
 // Number returns a field with a number, with the operators =, !=, <, <=, > and >=. units are the suffixes that a value
 // may have in quotes, such as "4GiB", each with its number of units of the field.
-func Number[T any](units map[string]float64, of func(T) uint64) Field[T] {
+func Number[T any](units map[string]float64, of func(T) float64) Field[T] {
 	kind := "a number, with =, !=, <, <=, > or >="
 	if len(units) > 0 {
 		kind = "a number or a text such as \"4GiB\", with =, !=, <, <=, > or >="
@@ -86,7 +86,7 @@ func Number[T any](units map[string]float64, of func(T) uint64) Field[T] {
 			return nil, false
 		}
 		n *= factor
-		return func(r T) bool { return op.holds(cmp.Compare(float64(of(r)), n)) }, true
+		return func(r T) bool { return op.holds(cmp.Compare(of(r), n)) }, true
 	}}
 }
 

@@ -1,5 +1,6 @@
 // Package filter compiles the filters of lists, which are written in the language of AIP-160
-// (https://google.aip.dev/160), into functions. A service describes the fields of its records as a table of [Field]s.
+// (https://google.aip.dev/160), into functions. A service describes the fields of its records as a table of [Field]s. The
+// name of a field may have dots.
 // Decisions:
 //
 //   - Comparisons are joined by AND, OR, NOT, a minus sign and parentheses. As in AIP-160, OR binds more strongly than
@@ -135,10 +136,15 @@ func compare[T any](op operator, left, right *expr.Expr, fields map[string]Field
 	if !ok {
 		return nil, invalid("the left side of %s must be a field", op)
 	}
-	field, ok := fields[path[0]]
+	field, ok := fields[strings.Join(path, ".")]
+	if ok {
+		path = []string{strings.Join(path, ".")}
+	} else {
+		field, ok = fields[path[0]]
+	}
 	switch {
 	case !ok:
-		return nil, invalid("unknown field %s; one of %s", path[0], strings.Join(names(fields), ", "))
+		return nil, invalid("unknown field %s; one of %s", strings.Join(path, "."), strings.Join(names(fields), ", "))
 	case field.pairs == nil && len(path) > 1:
 		return nil, invalid("unknown field %s: %s has no parts", strings.Join(path, "."), path[0])
 	}

@@ -21,7 +21,7 @@ var fields = map[string]Field[record]{
 	"name":   Text(func(r record) string { return r.name }),
 	"tag":    Texts(func(r record) []string { return r.tags }),
 	"state":  Word("STATE_", []string{"ON", "OFF"}, func(r record) string { return r.state }),
-	"size":   Number(map[string]float64{"K": 1000}, func(r record) uint64 { return r.size }),
+	"size":   Number(map[string]float64{"K": 1000}, func(r record) float64 { return float64(r.size) }),
 	"at":     Time(func(r record) int64 { return r.at }),
 	"labels": Pairs(func(r record) map[string]string { return r.labels }),
 }

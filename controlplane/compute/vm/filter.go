@@ -44,24 +44,24 @@ func states() (all []string) {
 	return all
 }
 
-func vcpus(vm *cloud.VM) uint64 {
+func vcpus(vm *cloud.VM) float64 {
 	if vm.Spec.CPU == nil {
 		return 0
 	}
-	return uint64(vm.Spec.CPU.VCPUs)
+	return float64(vm.Spec.CPU.VCPUs)
 }
 
-func memoryMiB(vm *cloud.VM) uint64 {
+func memoryMiB(vm *cloud.VM) float64 {
 	if vm.Spec.Memory == nil {
 		return 0
 	}
-	return vm.Spec.Memory.SizeMiB
+	return float64(vm.Spec.Memory.SizeMiB)
 }
 
 // diskGiB returns the size of a VM's disks that are not volumes.
-func diskGiB(vm *cloud.VM) (sum uint64) {
+func diskGiB(vm *cloud.VM) (sum float64) {
 	for i := range vm.Spec.Disks {
-		sum += vm.Spec.Disks[i].SizeGiB
+		sum += float64(vm.Spec.Disks[i].SizeGiB)
 	}
 	return sum
 }

@@ -1,0 +1,158 @@
+package list
+
+import (
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
+	"github.com/trivet-cloud/trivet/shared/filter"
+)
+
+// maxDepth is the maximum number of messages that contain each other on the path of a field that a filter can compare.
+const maxDepth = 4
+
+type field = filter.Field[protoreflect.Message]
+
+// fieldsOf returns the fields of T that the command line can compare with a filter, by name: those of the JSON output
+// that are text, numbers, times, words, lists of text and pairs. A field of a message in T has the name of both with a dot
+// between them. It returns nil if T is not a message.
+func fieldsOf[T any]() map[string]field {
+	var zero T
+	m, ok := any(zero).(proto.Message)
+	if !ok {
+		return nil
+	}
+	fields := map[string]field{}
+	same := func(m protoreflect.Message) protoreflect.Message { return m }
+	addFields(fields, m.ProtoReflect().Descriptor(), "", same, 1)
+	return fields
+}
+
+// addFields adds the fields of a message to fields. prefix is put before their names. of returns the message for an object
+// of the list.
+func addFields(to map[string]field, d protoreflect.MessageDescriptor, prefix string, of func(protoreflect.Message) protoreflect.Message, depth int) {
+	for i := range d.Fields().Len() {
+		fd := d.Fields().Get(i)
+		value := func(m protoreflect.Message) protoreflect.Value { return of(m).Get(fd) }
+		name := prefix + string(fd.Name())
+		switch {
+		case fd.IsMap():
+			if fd.MapKey().Kind() == protoreflect.StringKind && fd.MapValue().Kind() == protoreflect.StringKind {
+				to[name] = filter.Pairs(func(m protoreflect.Message) map[string]string { return pairs(value(m).Map()) })
+			}
+		case fd.IsList():
+			if text := textOf(fd); text != nil {
+				to[name] = filter.Texts(func(m protoreflect.Message) []string { return texts(value(m).List(), text) })
+			}
+		case fd.Kind() == protoreflect.MessageKind:
+			if depth < maxDepth {
+				inner := func(m protoreflect.Message) protoreflect.Message { return value(m).Message() }
+				addFields(to, fd.Message(), name+".", inner, depth+1)
+			}
+		default:
+			if f, ok := scalar(fd, value); ok {
+				to[name] = f
+			}
+		}
+	}
+}
+
+// scalar returns the filter field for a field of a message that has one value. It returns false for bytes.
+func scalar(fd protoreflect.FieldDescriptor, value func(protoreflect.Message) protoreflect.Value) (field, bool) {
+	switch kind := fd.Kind(); {
+	case kind == protoreflect.BytesKind:
+		return field{}, false
+	case kind == protoreflect.BoolKind:
+		return filter.Word("", []string{"TRUE", "FALSE"}, func(m protoreflect.Message) string {
+			return strings.ToUpper(value(m).String())
+		}), true
+	case kind == protoreflect.EnumKind:
+		prefix, words := show.Words(fd.Enum())
+		return filter.Word(prefix, words, func(m protoreflect.Message) string { return show.Word(fd.Enum(), value(m).Enum()) }), true
+	case kind == protoreflect.StringKind:
+		return filter.Text(func(m protoreflect.Message) string { return value(m).String() }), true
+	case show.IsTime(fd):
+		return filter.Time(func(m protoreflect.Message) int64 { return value(m).Int() }), true
+	}
+	return filter.Number(nil, func(m protoreflect.Message) float64 { return number(value(m)) }), true
+}
+
+func number(v protoreflect.Value) float64 {
+	switch n := v.Interface().(type) {
+	case int32:
+		return float64(n)
+	case int64:
+		return float64(n)
+	case uint32:
+		return float64(n)
+	case uint64:
+		return float64(n)
+	}
+	return v.Float()
+}
+
+// textOf returns the function that converts an element of a list to the text of the JSON output. It returns nil if the
+// elements are neither text nor words.
+func textOf(fd protoreflect.FieldDescriptor) func(protoreflect.Value) string {
+	switch fd.Kind() {
+	case protoreflect.StringKind:
+		return protoreflect.Value.String
+	case protoreflect.EnumKind:
+		return func(v protoreflect.Value) string { return show.Word(fd.Enum(), v.Enum()) }
+	}
+	return nil
+}
+
+func texts(l protoreflect.List, text func(protoreflect.Value) string) (all []string) {
+	for i := range l.Len() {
+		all = append(all, text(l.Get(i)))
+	}
+	return all
+}
+
+func pairs(m protoreflect.Map) map[string]string {
+	out := map[string]string{}
+	m.Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+		out[k.String()] = v.String()
+		return true
+	})
+	return out
+}
+
+// filtered returns a copy of k that lists only the objects that match the filter. It returns a *session.Usage error for a
+// filter that cannot be compiled.
+func (k *Kind[T]) filtered(text string) (*Kind[T], error) {
+	match, err := filter.Compile(text, fieldsOf[T]())
+	if err != nil {
+		return nil, session.Usagef("--filter: %s", strings.TrimPrefix(err.Error(), "filter: "))
+	}
+	out := *k
+	out.Keep = func(o T) bool {
+		m, ok := any(o).(proto.Message)
+		return ok && match(m.ProtoReflect()) && (k.Keep == nil || k.Keep(o))
+	}
+	return &out, nil
+}
+
+// hasLabels reports whether the objects of a list have labels.
+func hasLabels(fields map[string]field) bool {
+	_, ok := fields["labels"]
+	return ok
+}
+
+// example returns a filter on one of the fields for the help of a command. If byAPI is true, the API has other fields,
+// among them state.
+func example(byAPI bool, fields map[string]field) string {
+	if byAPI {
+		return "state = RUNNING"
+	}
+	for _, name := range []string{"name", "id", "user_id"} {
+		if _, ok := fields[name]; ok {
+			return name + ` = "web-*"`
+		}
+	}
+	return "FIELD = VALUE"
+}
