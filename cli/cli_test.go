@@ -67,6 +67,7 @@ type stage struct {
 //	alarm name=            raises an alarm of the key-value store
 //	snapshot               sets the snapshot that the key-value store sends: KEY=VALUE lines
 //	later by=              advances the ledger's clock by a duration
+//	slowsnapshots          makes all snapshots that are created later PENDING until they are read
 //	failsnapshots          makes all snapshots that are created later ERROR with the reason in the input
 //	answer                 adds answers that the user types at the terminal's prompts: a line each
 //	edit                   sets the text that the editor saves in the next `trivet`
@@ -209,6 +210,10 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 	case "failsnapshots":
 		s.cloud.mu.Lock()
 		s.cloud.snapshots.failure = strings.TrimSpace(d.Input)
+		s.cloud.mu.Unlock()
+	case "slowsnapshots":
+		s.cloud.mu.Lock()
+		s.cloud.snapshots.slow = true
 		s.cloud.mu.Unlock()
 	case "alarm":
 		var name string

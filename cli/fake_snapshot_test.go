@@ -6,19 +6,22 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// fakeSnapshots serves the snapshots of a fakeCloud. Each snapshot is AVAILABLE or ERROR at once.
+// fakeSnapshots serves the snapshots of a fakeCloud. Each snapshot is AVAILABLE or ERROR at once or, if slow is true, when
+// it is read the first time.
 type fakeSnapshots struct {
 	storagev1.UnimplementedSnapshotServiceServer
 	cloud *fakeCloud
 	all   []*storagev1.Snapshot
 	// failure is the reason of the status ERROR of new snapshots; empty: they are AVAILABLE.
 	failure string
+	slow    bool
 }
 
 // add stores a snapshot. The caller holds the lock of the cloud.
@@ -27,6 +30,9 @@ func (f *fakeSnapshots) add(s *storagev1.Snapshot) *storagev1.Snapshot {
 	s.Status, s.Consistency = storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE, storagev1.SnapshotConsistency_SNAPSHOT_CONSISTENCY_CRASH
 	if f.failure != "" {
 		s.Status, s.StatusReason = storagev1.SnapshotStatus_SNAPSHOT_STATUS_ERROR, f.failure
+	}
+	if f.slow {
+		s.Status, s.StatusReason = storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING, ""
 	}
 	s.CreatedAt, s.TakenAt, s.StoredBytes = now.Add(-time.Hour).UnixMilli(), now.Add(-time.Hour).UnixMilli(), 3<<30
 	f.all = append(f.all, s)
@@ -63,7 +69,14 @@ func (f *fakeSnapshots) find(id string) (*storagev1.Snapshot, error) {
 func (f *fakeSnapshots) GetSnapshot(_ context.Context, in *storagev1.GetSnapshotRequest) (*storagev1.Snapshot, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()
-	return f.find(in.GetSnapshotId())
+	s, err := f.find(in.GetSnapshotId())
+	if s.GetStatus() == storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING {
+		s = proto.Clone(s).(*storagev1.Snapshot)
+		if s.Status = storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE; f.failure != "" {
+			s.Status, s.StatusReason = storagev1.SnapshotStatus_SNAPSHOT_STATUS_ERROR, f.failure
+		}
+	}
+	return s, err
 }
 
 func (f *fakeSnapshots) ListSnapshots(_ context.Context, in *storagev1.ListSnapshotsRequest) (*storagev1.ListSnapshotsResponse, error) {

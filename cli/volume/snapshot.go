@@ -17,6 +17,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
+// snapshotTimeout is the deadline of `trivet snapshot create --wait`, unless --timeout is given.
+const snapshotTimeout = 12 * time.Hour
+
 // SnapshotCommand returns the command `trivet snapshot`.
 func SnapshotCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
@@ -36,22 +39,24 @@ volume from it: see ` + "`trivet volume create --snapshot`" + `. A volume with s
 func createSnapshotCommand(s *session.Session) *cobra.Command {
 	var of, vm string
 	var labels []string
+	var wait bool
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a snapshot of a volume, or of all volumes of a VM", Args: session.Exactly("NAME"),
 		Long: `Create a snapshot of a volume. With --vm, create a snapshot of each volume that is attached to the VM. These
 snapshots have the content of the same instant. The name of each of them is NAME, a hyphen and the ID of the VM's disk.
-The command does not wait until the copy is complete.`,
-		Example: `  trivet snapshot create before-upgrade --volume data
+With --wait, the command waits until the copies are complete. Otherwise they go on after it has ended.`,
+		Example: `  trivet snapshot create before-upgrade --volume data --wait
   trivet snapshot create before-upgrade --vm web`,
 	}
 	p := c.Flags()
 	p.StringVar(&of, "volume", "", "volume, by name or ID")
 	p.StringVar(&vm, "vm", "", "VM, by name or ID")
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
+	p.BoolVar(&wait, "wait", false, "wait until the snapshots are AVAILABLE")
 	session.RequireOne(c, "volume", "vm")
 	session.Exclusive(c, "volume", "vm")
 	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	c.RunE = s.Run(snapshotTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := cloud.CheckName("NAME", args[0]); err != nil {
 			return session.Usagef("%v", err)
 		}
@@ -59,34 +64,79 @@ The command does not wait until the copy is complete.`,
 		if err != nil {
 			return err
 		}
-		org, project := s.Tenant()
-		client := storagev1.NewSnapshotServiceClient(conn)
+		made, err := createSnapshots(ctx, s, conn, newSnapshot{args[0], of, vm, pairs})
+		if err != nil {
+			return err
+		}
+		if wait {
+			if err := awaitSnapshots(ctx, s, conn, made); err != nil {
+				return err
+			}
+		}
 		if vm != "" {
-			id, err := lookup.Find(ctx, s, conn, vm)
-			if err != nil {
-				return err
-			}
-			out, err := client.CreateVmSnapshots(ctx, &storagev1.CreateVmSnapshotsRequest{
-				OrgId: org, ProjectId: project, VmId: id, Name: args[0], Labels: pairs,
-			})
-			if err != nil {
-				return err
-			}
-			return snapshots(s, &of).PrintAll(ctx, s, conn, out.GetSnapshots()...)
+			return snapshots(s, &of).PrintAll(ctx, s, conn, made...)
 		}
-		id, err := Find(ctx, s, conn, of)
-		if err != nil {
-			return err
-		}
-		out, err := client.CreateSnapshot(ctx, &storagev1.CreateSnapshotRequest{
-			OrgId: org, ProjectId: project, VolumeId: id, Name: args[0], Labels: pairs,
-		})
-		if err != nil {
-			return err
-		}
-		return snapshots(s, &of).PrintOne(ctx, s, conn, out)
+		return snapshots(s, &of).PrintOne(ctx, s, conn, made[0])
 	})
 	return c
+}
+
+// newSnapshot describes the snapshots to create: of a volume, or of all volumes of a VM, by name or ID.
+type newSnapshot struct {
+	name, volume, vm string
+	labels           map[string]string
+}
+
+// createSnapshots creates snapshots, and does not wait until they are AVAILABLE.
+func createSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, n newSnapshot) ([]*storagev1.Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	org, project := s.Tenant()
+	client := storagev1.NewSnapshotServiceClient(conn)
+	if n.vm != "" {
+		id, err := lookup.Find(ctx, s, conn, n.vm)
+		if err != nil {
+			return nil, err
+		}
+		out, err := client.CreateVmSnapshots(ctx, &storagev1.CreateVmSnapshotsRequest{
+			OrgId: org, ProjectId: project, VmId: id, Name: n.name, Labels: n.labels,
+		})
+		return out.GetSnapshots(), err
+	}
+	id, err := Find(ctx, s, conn, n.volume)
+	if err != nil {
+		return nil, err
+	}
+	out, err := client.CreateSnapshot(ctx, &storagev1.CreateSnapshotRequest{
+		OrgId: org, ProjectId: project, VolumeId: id, Name: n.name, Labels: n.labels,
+	})
+	return []*storagev1.Snapshot{out}, err
+}
+
+// awaitSnapshots waits until the snapshots are AVAILABLE, and replaces each in all by its last state. It returns an error
+// with the reason if one becomes ERROR.
+func awaitSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, all []*storagev1.Snapshot) error {
+	client := storagev1.NewSnapshotServiceClient(conn)
+	goesOn := session.Ongoing{What: "the hosts continue to copy", Look: "trivet snapshot list"}
+	return s.WaitOngoing("waiting for the snapshots", goesOn, func(func(string)) error {
+		for i, one := range all {
+			for one.GetStatus() == storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING {
+				if err := dial.Sleep(ctx, snapshotPoll); err != nil {
+					return fmt.Errorf("snapshot %s is not complete yet: %w", one.GetName(), err)
+				}
+				req := &storagev1.GetSnapshotRequest{OrgId: one.GetOrgId(), ProjectId: one.GetProjectId(), SnapshotId: one.GetId()}
+				var err error
+				if one, err = client.GetSnapshot(ctx, req); err != nil {
+					return err
+				}
+			}
+			if one.GetStatus() != storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE {
+				return fmt.Errorf("snapshot %s is %s: %s", one.GetName(), snapshotStatus(one), one.GetStatusReason())
+			}
+			all[i] = one
+		}
+		return nil
+	})
 }
 
 func listSnapshotsCommand(s *session.Session) *cobra.Command {
