@@ -46,7 +46,7 @@ func buildPackages(t *testing.T, version string) []string {
 }
 
 // debian is a copy of the host's file system: an overlay, whose changes are in memory, in a mount namespace of its own.
-// Its program systemctl only records its arguments.
+// Its program systemctl records its arguments, and executes /run/at-stop before a stop.
 type debian struct {
 	t *testing.T
 	// pid is the process that keeps the mount namespace.
@@ -66,7 +66,7 @@ mount --bind /dev "$1/root/dev"
 mkdir -p "$1/root/run/systemd/system" "$1/root/packages"
 # A policy of the host, such as that of a container, would keep services from being restarted.
 rm -f "$1/root/usr/bin/systemctl" "$1/root/usr/sbin/policy-rc.d"
-printf '#!/bin/sh\necho "$@" >>/run/calls\n' >"$1/root/usr/bin/systemctl"
+printf '#!/bin/sh\necho "$@" >>/run/calls\nif [ "$1" = stop ] && [ -e /run/at-stop ]; then . /run/at-stop; fi\n' >"$1/root/usr/bin/systemctl"
 chmod 755 "$1/root/usr/bin/systemctl"
 echo ready
 read wait || true
@@ -193,7 +193,14 @@ func TestPackages(t *testing.T) {
 		require.Contains(t, out, "VMs run on this host")
 		require.Contains(t, d.run("dpkg-query -W -f '${Status}' trivet-nodeagent"), "installed")
 		require.NotContains(t, d.calls(), "stop")
-		d.run("rm " + groups + "vm1/cgroup.procs; rmdir " + groups + "vm1")
+		d.run("rm " + groups + "vm1/cgroup.procs")
+
+		d.run("echo 'echo 8 >" + groups + "vm1/cgroup.procs' >/run/at-stop")
+		out, err = d.try("dpkg -r trivet-nodeagent")
+		require.Error(t, err)
+		require.Contains(t, out, "VMs run on this host")
+		require.Contains(t, d.calls(), "stop trivet-nodeagent.service\nstart trivet-nodeagent.service\n", "the agent runs again")
+		d.run("rm /run/at-stop " + groups + "vm1/cgroup.procs; rmdir " + groups + "vm1")
 	})
 	part("remove", func(t *testing.T) {
 		d.run("dpkg -r $(dpkg-query -W -f '${Package} ' 'trivet*')")
