@@ -161,6 +161,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	ada.cannot("you are not logged in", "whoami")
 
 	w.rivals(admin, filepath.Join(ada.home, "password"))
+	w.teams(admin, filepath.Join(ada.home, "password"))
 
 	// Ada must be able to log in through an OpenID provider when an administrator has linked her identity there.
 	admin.does("user", "link", "ada", "--provider", "corp", "--subject", provider.Subject)
@@ -181,6 +182,32 @@ func TestCommandLineIdentity(t *testing.T) {
 	admin.cannot("has", "org", "delete", "acme")
 	admin.does("project", "delete", "web")
 	admin.does("org", "delete", "acme")
+}
+
+// teams checks that a new project gets the default quota, and that the quota of an org limits its projects. It checks that
+// a user has the roles of a group from the next call after joining it, and no longer after leaving it.
+func (w *world) teams(admin *somebody, password string) {
+	bob := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
+	admin.does("quota", "update", "--default", "--vms", "1")
+	admin.does("org", "create", "teams")
+	admin.does("quota", "update", "--org", "teams", "--projects", "1")
+	admin.does("project", "create", "shop", "--org", "teams")
+	require.Regexp(w.t, `teams/shop +vms +0 +1 `, admin.does("quota", "show", "--org", "teams", "--project", "shop"))
+	admin.cannot("projects", "project", "create", "second", "--org", "teams")
+	admin.does("quota", "update", "--default", "--vms", "unlimited")
+
+	admin.does("user", "create", "bob", "--org", "teams")
+	admin.does("user", "password", "bob", "--password-file", password)
+	admin.does("group", "create", "devs", "--org", "teams")
+	admin.does("binding", "create", "--group", "devs", "--role", "project:member", "--org", "teams", "--project", "shop")
+	admin.does("group", "add", "devs", "bob", "--org", "teams")
+	bob.does("login", "--endpoint", everyMember, "--user", "bob", "--password-file", password, "--org", "teams", "--project", "shop")
+	require.Contains(w.t, bob.does("whoami"), "project:member of teams/shop")
+	bob.does("volume", "create", "data", "--size", "1")
+	admin.does("group", "remove", "devs", "bob", "--org", "teams")
+	refused(bob.ctx, w.t, bob, "shop", "volume", "list")
+	admin.does("group", "add", "devs", "bob", "--org", "teams")
+	bob.does("volume", "delete", "data")
 }
 
 // rivals checks that mallory, the administrator of another org, has no access to ada's project, can invite ada to a
