@@ -320,6 +320,19 @@ func (o *Observation) actual() State {
 	return Unspecified
 }
 
+// CertainlyOff reports whether no host has a process of the VM. A host starts a VM that is CREATING as soon as its disks
+// are complete, if a start was requested. It may not have reported that yet when the VM is stopped or deleted. Therefore
+// a VM that is CREATING is certainly off only before the first request to start it.
+func (vm *VM) CertainlyOff() bool {
+	switch vm.State {
+	case Stopped, Failed:
+		return true
+	case Creating:
+		return vm.Desired.Starts == 0 || mutant.On(mutant.CreatingIsOff)
+	}
+	return false
+}
+
 // TimeOut applies the event TimedOut if the deadline of the VM's state has passed. It returns true if it did so.
 func (vm *VM) TimeOut(now Time) bool {
 	if vm.Deadline == 0 || now < vm.Deadline {

@@ -235,6 +235,7 @@ const (
 	ObeyOldAttempt          = "obey-old-attempt"          // a report about an earlier migration of a VM counts for the present one: shared/cloud
 	PlaceOnDraining         = "place-on-draining"         // a VM is placed on a host that is being drained: controlplane/compute/vm
 	MaintenanceEarly        = "maintenance-early"         // a host is in maintenance while a VM runs on it: controlplane/compute/vm, controlplane/compute/drain
+	CreatingIsOff           = "creating-is-off"           // a VM that is CREATING counts as off although its host may have started it: controlplane/compute/drain, controlplane/compute/vm
 	StartInMaintenance      = "start-in-maintenance"      // a VM is started on a host in maintenance: controlplane/compute/vm
 	ShutDownObstructed      = "shut-down-obstructed"      // a forced drain shuts a VM down that cannot be moved because of another host's old agent: controlplane/compute/drain, controlplane/compute/vm
 	PlaceOnOldAgent         = "place-on-old-agent"        // a VM with a volume of several hosts is placed on a host that cannot migrate it: controlplane/compute/vm

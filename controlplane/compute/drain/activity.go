@@ -94,7 +94,7 @@ func ActivityOf(vm *cloud.VM, on cloud.NodeID, obstacle, elsewhere, temporary st
 			return Fixed, "is in ERROR and may still run"
 		}
 	case cloud.Stopped, cloud.Failed, cloud.Creating:
-		if !wanted {
+		if !wanted && vm.CertainlyOff() {
 			return Off, "is " + vm.State.String() + " and stays on this host"
 		}
 	}

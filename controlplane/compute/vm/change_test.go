@@ -72,6 +72,21 @@ func TestDeleteTable(t *testing.T) {
 	}
 }
 
+// TestDeleteOfStartedCreatingVM checks that the processors and memory of a VM which was started while it was CREATING stay
+// allocated until its host reports the VM absent: the host may have started it already.
+func TestDeleteOfStartedCreatingVM(t *testing.T) {
+	w := newWorld(t)
+	host := w.AddHost("h1", plenty())
+	vm := w.createInState(cloud.Creating, "web")
+	w.power(vm.ID, start, 0)
+	w.power(vm.ID, stop, 0)
+	_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: vm.ID})
+	require.NoError(t, err)
+	require.Equal(t, taken, w.allocated(host), "the host may still run the VM")
+	w.reportAbsent(host, vm.ID, vm.Generation+3)
+	require.Zero(t, w.allocated(host))
+}
+
 // TestDeleteOnUnresponsiveHost checks that a VM on an unresponsive host can be deleted only with force, and that its
 // storage stays allocated until the host reports the VM absent.
 func TestDeleteOnUnresponsiveHost(t *testing.T) {

@@ -77,7 +77,7 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out dele
 // deleteRecords deletes the VM's records, and sets its Placed record to Gone, so that the host destroys the VM.
 // Capacity that the host may still use stays allocated until the host reports that the VM is absent. That is always the
 // storage. It is also the processors and memory, unless the VM is certainly off. A VM in ERROR is not certainly off:
-// its process may still run, if it did not stop in time. Likewise, volumes are detached at once only from a STOPPED VM.
+// its process may still run, if it did not stop in time. See also cloud.VM.CertainlyOff. Likewise, volumes are detached at once only from a STOPPED VM.
 func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteResponse, error) {
 	ev := cloud.DeleteRequested
 	if force {
@@ -89,7 +89,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or use force", vm.Name)
 	}
 	was := vm.State
-	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
+	off := vm.CertainlyOff()
 	if err := vm.Apply(ev, tx.Now()); err != nil {
 		return deleteResponse{}, err
 	}

@@ -33,6 +33,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ChangeMigratingVolume, TestMigrationOfVolume, "the volume was changed during the migration")
 	mutanttest.Notices(t, mutant.ReserveNewSize, TestResizeOfRunningVM, "the host may still run the larger process")
 	mutanttest.Notices(t, mutant.PlaceOnDraining, TestDrainedHostGetsNoVM, "a VM was placed on a host that is drained")
+	mutanttest.Notices(t, mutant.CreatingIsOff, TestDeleteOfStartedCreatingVM, "the host may still run the VM")
 	mutanttest.Notices(t, mutant.StartInMaintenance, TestDrain, "a VM was started on a host in maintenance")
 	mutanttest.Notices(t, mutant.MaintenanceEarly, TestDrainOfTarget, "a host to which a VM is being migrated is in maintenance")
 	mutanttest.Notices(t, mutant.ExecUnpermitted, TestExecNeedsPermission, "a program may run in this guest")
