@@ -35,6 +35,14 @@ func (c *networkCloud) bootWith(name string, host int, metadata map[string]strin
 // bootFrom is boot for a VM whose request the function change changes.
 func (c *networkCloud) bootFrom(name string, host int, change func(*vmv1.CreateVmRequest), nics ...*vmv1.NetworkSpec) *machine {
 	c.t.Helper()
+	m := c.begin(name, host, change, nics...)
+	m.booted()
+	return m
+}
+
+// begin is bootFrom, but does not wait until the guest has booted.
+func (c *networkCloud) begin(name string, host int, change func(*vmv1.CreateVmRequest), nics ...*vmv1.NetworkSpec) *machine {
+	c.t.Helper()
 	ctx := c.context(5 * time.Minute)
 	for i, n := range nics {
 		if n.Id == "" {
@@ -54,14 +62,19 @@ func (c *networkCloud) bootFrom(name string, host int, change func(*vmv1.CreateV
 	require.Equal(c.t, c.ids[host], vm.GetNodeId())
 	_, err = c.vms.StartVm(ctx, &vmv1.StartVmRequest{VmId: vm.GetId()})
 	require.NoError(c.t, err)
-	m := &machine{c: c, vm: vm, host: host}
-	if len(nics) > 0 {
-		line, err := c.admin.Console(ctx, vm.GetId(), small.Prefix+"NIC name=eth0 mac", 1)
-		require.NoError(c.t, err)
-		m.nic, err = small.ParseNIC(line)
-		require.NoError(c.t, err)
+	return &machine{c: c, vm: vm, host: host}
+}
+
+// booted waits until the guest has an address on its first NIC, if it has one.
+func (m *machine) booted() {
+	m.c.t.Helper()
+	if len(m.vm.GetSpec().GetNetwork()) == 0 {
+		return
 	}
-	return m
+	line, err := m.c.admin.Console(m.c.context(5*time.Minute), m.vm.GetId(), small.Prefix+"NIC name=eth0 mac", 1)
+	require.NoError(m.c.t, err)
+	m.nic, err = small.ParseNIC(line)
+	require.NoError(m.c.t, err)
 }
 
 // port is the ID of the port of the first NIC.

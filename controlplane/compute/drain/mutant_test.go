@@ -13,6 +13,6 @@ import (
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ShutDownMovable, TestForceWaits, "shut down before the others have moved")
 	mutanttest.Notices(t, mutant.ShutDownObstructed, TestForceSparesObstructed, "only the VM that nothing helps may be shut down")
-	mutanttest.Notices(t, mutant.CreatingIsOff, TestActivityOf, "being built, started and stopped then")
+	mutanttest.Notices(t, mutant.CreatingIsOff, TestActivityOf, "is CREATING and stays on this host")
 	mutanttest.Notices(t, mutant.MaintenanceEarly, TestEmpty, "a host with a VM that may run is not empty")
 }
