@@ -15,6 +15,7 @@ func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AttachTwice, TestVolumeHasOneHolder, "a second VM got the volume")
 	mutanttest.Notices(t, mutant.AttachUnflushed, TestVolumeHasOneHolder, "a volume was attached before it was flushed")
 	mutanttest.Notices(t, mutant.AttachElsewhere, TestVolumeHasOneHolder, "a volume was attached on another host than its own")
+	mutanttest.Notices(t, mutant.KeepHostRemoved, TestSharedVolumeOfReturnedHost, "a volume moved although a VM has it")
 	mutanttest.Notices(t, mutant.MoveUnflushed, TestRBDVolumeMoves, "a volume moved although a VM has it")
 	mutanttest.Notices(t, mutant.AttachUnflushed, TestRBDVolumeMoves, "a volume was attached before it was flushed")
 	mutanttest.Notices(t, mutant.KeepAttachmentGeneration, TestVolumeHasOneHolder, "the attachment generation must grow by 1")

@@ -104,8 +104,9 @@ type Volume struct {
 	// driver RBD, the leader sets Node soon after the creation of the volume. Node changes afterwards only if the
 	// volume is Movable, and only while the volume is detached and flushed, or if HostRemoved is true.
 	Node NodeID
-	// HostRemoved is true if the host Node was removed from the cluster before it reported the volume as flushed. It is
-	// set only for volumes in shared pools, until the volume is bound to another host.
+	// HostRemoved is true if the host Node was removed from the cluster, or was lost, before it reported the volume as
+	// flushed. It is set only for volumes in shared pools, until the volume is bound to another host, or until a lost host
+	// that has come back reports the volume as flushed.
 	HostRemoved bool `cbor:",omitempty"`
 	// VM is the VM that has the volume attached, and Disk is the ID of the disk in the VM. Both are empty if the volume
 	// is detached.
@@ -399,6 +400,7 @@ func (v *Volume) Observe(o VolumeObservation) bool {
 	}
 	v.FlushedGeneration = max(v.FlushedGeneration, flushed)
 	v.Fence = v.Fence && !v.Flushed()
+	v.HostRemoved = v.HostRemoved && (!v.Flushed() || mutant.On(mutant.KeepHostRemoved))
 	if o.Generation >= v.Generation {
 		v.LastError = o.Error
 	}

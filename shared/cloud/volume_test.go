@@ -71,6 +71,19 @@ func TestRBDVolumeMoves(t *testing.T) {
 	require.False(t, managed.Move("h1"), "a volume of the driver MANAGED does not move")
 }
 
+// TestSharedVolumeOfReturnedHost checks that a volume in a shared pool which a lost host has flushed after its return is an
+// ordinary volume again: it does not move while the next VM has it.
+func TestSharedVolumeOfReturnedHost(t *testing.T) {
+	v := Volume{Name: "data", SizeGiB: 1, Driver: DriverManaged, PoolID: "p"}
+	require.NoError(t, v.Attach("a", "disk", "h1"))
+	v.Ending = true // the host is lost
+	v.Detach()      // the VM is deleted
+	require.True(t, v.HostRemoved)
+	v.Observe(VolumeObservation{Generation: v.Generation, Present: true, FlushedGeneration: 1}) // the host has come back
+	require.NoError(t, v.Attach("b", "disk", "h1"))
+	require.False(t, v.Move("h2"), "a volume moved although a VM has it")
+}
+
 // TestVolumeReports checks which fields of a volume's record the reports of a host change.
 func TestVolumeReports(t *testing.T) {
 	v := Volume{Name: "data", SizeGiB: 1}

@@ -188,6 +188,7 @@ const (
 	AttachTwice              = "attach-twice"               // a volume that a VM has is attached to another VM: controlplane/compute/vm, controlplane/sim, shared/cloud
 	AttachUnflushed          = "attach-unflushed"           // a volume is attached again before its host has flushed it: controlplane/compute/vm, shared/cloud
 	AttachElsewhere          = "attach-elsewhere"           // a volume is attached to a VM on another host than the volume's: controlplane/compute/vm, shared/cloud
+	KeepHostRemoved          = "keep-host-removed"          // a volume counts as one of a removed host although the host has come back and flushed it: shared/cloud
 	MoveUnflushed            = "move-unflushed"             // a volume moves to another host before its former host has flushed it: shared/cloud, controlplane/compute/volume, controlplane/sim
 	AnyPoolID                = "any-pool-id"                // a volume of a shared pool moves to a host whose pool of the same name is another directory: controlplane/compute/volume
 	CountSharedPoolTwice     = "count-shared-pool-twice"    // each host counts the volumes of a shared pool on its own: controlplane/compute/volume, controlplane/sim
