@@ -57,8 +57,8 @@ func TestFilterErrors(t *testing.T) {
 	}
 }
 
-// TestFieldsOfMessages checks that objects that are no messages have no fields, and that a message that contains itself
-// has a limited number.
+// TestFieldsOfMessages checks that objects that are no messages have no fields, and that the depth of inner messages is
+// limited.
 func TestFieldsOfMessages(t *testing.T) {
 	require.Nil(t, fieldsOf[struct{ Name string }]())
 	for name := range fieldsOf[*vmv1.VirtualMachine]() {

@@ -167,11 +167,7 @@ func (e *export) waitForSnapshot(ctx context.Context) (size uint64, err error) {
 	lost := false // whether the snapshot was deleted or will never be AVAILABLE
 	err = e.s.Wait("waiting for the snapshot of "+e.name, func(func(string)) error {
 		for {
-			var one *storagev1.Snapshot
-			err := image.Persist(ctx, e.conn, func(ctx context.Context) (err error) {
-				one, err = e.client.GetSnapshot(ctx, &storagev1.GetSnapshotRequest{OrgId: org, ProjectId: project, SnapshotId: e.state.Snapshot})
-				return err
-			})
+			one, err := readSnapshot(ctx, e.conn, org, project, e.state.Snapshot)
 			switch {
 			case grpcstatus.Code(err) == codes.NotFound:
 				lost = true

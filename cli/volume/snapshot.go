@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
@@ -56,7 +57,7 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 	session.RequireOne(c, "volume", "vm")
 	session.Exclusive(c, "volume", "vm")
 	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
-	c.RunE = s.Run(snapshotTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+	create := func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if err := cloud.CheckName("NAME", args[0]); err != nil {
 			return session.Usagef("%v", err)
 		}
@@ -64,7 +65,13 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 		if err != nil {
 			return err
 		}
-		made, err := createSnapshots(ctx, s, conn, newSnapshot{args[0], of, vm, pairs})
+		call := ctx
+		if wait {
+			var cancel context.CancelFunc
+			call, cancel = context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+		}
+		made, err := createSnapshots(call, s, conn, newSnapshot{args[0], of, vm, pairs})
 		if err != nil {
 			return err
 		}
@@ -77,7 +84,14 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 			return snapshots(s, &of).PrintAll(ctx, s, conn, made...)
 		}
 		return snapshots(s, &of).PrintOne(ctx, s, conn, made[0])
-	})
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		limit := callTimeout
+		if wait {
+			limit = snapshotTimeout
+		}
+		return s.Run(limit, create)(c, args)
+	}
 	return c
 }
 
@@ -89,8 +103,6 @@ type newSnapshot struct {
 
 // createSnapshots creates snapshots, and does not wait until they are AVAILABLE.
 func createSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, n newSnapshot) ([]*storagev1.Snapshot, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	org, project := s.Tenant()
 	client := storagev1.NewSnapshotServiceClient(conn)
 	if n.vm != "" {
@@ -116,7 +128,6 @@ func createSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, n
 // awaitSnapshots waits until the snapshots are AVAILABLE, and replaces each in all by its last state. It returns an error
 // with the reason if one becomes ERROR.
 func awaitSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, all []*storagev1.Snapshot) error {
-	client := storagev1.NewSnapshotServiceClient(conn)
 	goesOn := session.Ongoing{What: "the hosts continue to copy", Look: "trivet snapshot list"}
 	return s.WaitOngoing("waiting for the snapshots", goesOn, func(func(string)) error {
 		for i, one := range all {
@@ -124,9 +135,8 @@ func awaitSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, al
 				if err := dial.Sleep(ctx, snapshotPoll); err != nil {
 					return fmt.Errorf("snapshot %s is not complete yet: %w", one.GetName(), err)
 				}
-				req := &storagev1.GetSnapshotRequest{OrgId: one.GetOrgId(), ProjectId: one.GetProjectId(), SnapshotId: one.GetId()}
 				var err error
-				if one, err = client.GetSnapshot(ctx, req); err != nil {
+				if one, err = readSnapshot(ctx, conn, one.GetOrgId(), one.GetProjectId(), one.GetId()); err != nil {
 					return err
 				}
 			}
@@ -137,6 +147,15 @@ func awaitSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, al
 		}
 		return nil
 	})
+}
+
+// readSnapshot reads a snapshot, and tries again while the control plane cannot be reached.
+func readSnapshot(ctx context.Context, conn *dial.Conn, org, project, id string) (one *storagev1.Snapshot, err error) {
+	err = image.Persist(ctx, conn, func(ctx context.Context) (err error) {
+		one, err = storagev1.NewSnapshotServiceClient(conn).GetSnapshot(ctx, &storagev1.GetSnapshotRequest{OrgId: org, ProjectId: project, SnapshotId: id})
+		return err
+	})
+	return one, err
 }
 
 func listSnapshotsCommand(s *session.Session) *cobra.Command {

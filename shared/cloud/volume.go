@@ -405,5 +405,5 @@ func (v *Volume) Observe(o VolumeObservation) bool {
 		v.LastError = o.Error
 	}
 	v.observeFlatten(o)
-	return v.Flatten != before.Flatten || v.FlattenPercent != before.FlattenPercent || v.Present != before.Present || v.FlushedGeneration != before.FlushedGeneration || v.LastError != before.LastError
+	return v.Flatten != before.Flatten || v.FlattenPercent != before.FlattenPercent || v.Present != before.Present || v.FlushedGeneration != before.FlushedGeneration || v.HostRemoved != before.HostRemoved || v.LastError != before.LastError
 }

@@ -82,6 +82,11 @@ func TestSharedVolumeOfReturnedHost(t *testing.T) {
 	v.Observe(VolumeObservation{Generation: v.Generation, Present: true, FlushedGeneration: 1}) // the host has come back
 	require.NoError(t, v.Attach("b", "disk", "h1"))
 	require.False(t, v.Move("h2"), "a volume moved although a VM has it")
+
+	v.HostRemoved = true // as a record of a version that kept it after the flush
+	v.FlushedGeneration = v.AttachmentGeneration
+	require.True(t, v.Observe(VolumeObservation{Generation: v.Generation, FlushedGeneration: v.FlushedGeneration}), "the record is repaired")
+	require.False(t, v.HostRemoved)
 }
 
 // TestVolumeReports checks which fields of a volume's record the reports of a host change.

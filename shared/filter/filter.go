@@ -136,23 +136,31 @@ func compare[T any](op operator, left, right *expr.Expr, fields map[string]Field
 	if !ok {
 		return nil, invalid("the left side of %s must be a field", op)
 	}
-	field, ok := fields[strings.Join(path, ".")]
-	if ok {
-		path = []string{strings.Join(path, ".")}
-	} else {
-		field, ok = fields[path[0]]
-	}
+	whole := strings.Join(path, ".")
+	path, field, ok := longest(path, fields)
 	switch {
 	case !ok:
-		return nil, invalid("unknown field %s; one of %s", strings.Join(path, "."), strings.Join(names(fields), ", "))
+		return nil, invalid("unknown field %s; one of %s", whole, strings.Join(names(fields), ", "))
 	case field.pairs == nil && len(path) > 1:
-		return nil, invalid("unknown field %s: %s has no parts", strings.Join(path, "."), path[0])
+		return nil, invalid("unknown field %s: %s has no parts", whole, path[0])
 	}
 	value, ok := literal(right)
 	if !ok {
-		return nil, invalid("%s is compared with a word, a number or a string", strings.Join(path, "."))
+		return nil, invalid("%s is compared with a word, a number or a string", whole)
 	}
 	return field.compare(path, op, value)
+}
+
+// longest finds the field whose name is the longest beginning of path, because names may have dots. It returns that name,
+// followed by the rest of path.
+func longest[T any](path []string, fields map[string]Field[T]) ([]string, Field[T], bool) {
+	for n := len(path); n > 0; n-- {
+		name := strings.Join(path[:n], ".")
+		if field, ok := fields[name]; ok {
+			return append([]string{name}, path[n:]...), field, true
+		}
+	}
+	return path, Field[T]{}, false
 }
 
 // names returns the names of the fields as they are written in a filter.

@@ -45,6 +45,23 @@ func TestOperators(t *testing.T) {
 	}
 }
 
+// TestNamesWithDots checks that the longest name which begins a path is the field, and that the rest is a key.
+func TestNamesWithDots(t *testing.T) {
+	inner := map[string]Field[record]{
+		"spec.size": Number(nil, func(r record) float64 { return float64(r.size) }), "spec.labels": fields["labels"], "spec": fields["labels"],
+	}
+	r := record{size: 3, labels: map[string]string{"env": "prod", "a.b": "x"}}
+	for text, want := range map[string]bool{
+		`spec.size = 3`: true, `spec.labels.env = prod`: true, `spec.labels.a.b = x`: true, `spec.labels.none:*`: false, `spec.env = prod`: true,
+	} {
+		m, err := Compile(text, inner)
+		require.NoError(t, err, text)
+		require.Equal(t, want, m(r), text)
+	}
+	_, err := Compile(`spec.size.x = 3`, inner)
+	require.ErrorContains(t, err, "unknown field spec.size.x: spec.size has no parts")
+}
+
 func TestErrorsNameTheField(t *testing.T) {
 	for text, want := range map[string]string{
 		`nome = "x"`:     "unknown field nome; one of at, labels.<key>, name, size, state, tag",

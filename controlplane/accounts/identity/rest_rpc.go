@@ -29,7 +29,7 @@ func rows() []protorest.Row {
 		groups   = base + "/groups"
 		group    = groups + "/{group_id}"
 		quota    = base + "/quota"
-		standard = base + "/default-quota"
+		defaults = base + "/default-quota"
 		keys     = base + "/keys"
 	)
 	return []protorest.Row{
@@ -80,8 +80,8 @@ func rows() []protorest.Row {
 
 		{Method: http.MethodGet, Path: quota, RPC: "GetQuota"},
 		{Method: http.MethodPut, Path: quota, RPC: "SetQuota"},
-		{Method: http.MethodGet, Path: standard, RPC: "GetDefaultQuota"},
-		{Method: http.MethodPut, Path: standard, RPC: "SetDefaultQuota"},
+		{Method: http.MethodGet, Path: defaults, RPC: "GetDefaultQuota"},
+		{Method: http.MethodPut, Path: defaults, RPC: "SetDefaultQuota"},
 
 		{Method: http.MethodGet, Path: keys, RPC: "ListKeys"},
 		{Method: http.MethodPost, Path: keys + "/rotate", RPC: "RotateKeys"},
