@@ -91,7 +91,8 @@ func Number[T any](units map[string]float64, of func(T) float64) Field[T] {
 }
 
 // Time returns a field with a time in Unix milliseconds, with the operators =, !=, <, <=, > and >=. Its values are a time
-// of RFC 3339 or a date in UTC, in quotes.
+// of RFC 3339 or a date in UTC, in quotes. The time of a record is 0 if it is unset. An unset time is neither before nor
+// after a value, so it fulfils only !=. Otherwise, a filter for what expires before a date would match what never expires.
 func Time[T any](of func(T) int64) Field[T] {
 	return Field[T]{kind: `a time such as "2026-03-01T12:00:00Z" or "2026-03-01", with =, !=, <, <=, > or >=`,
 		compile: func(op operator, value string) (Match[T], bool) {
@@ -102,7 +103,13 @@ func Time[T any](of func(T) int64) Field[T] {
 			if err != nil || op == has {
 				return nil, false
 			}
-			return func(r T) bool { return op.holds(cmp.Compare(of(r), at.UnixMilli())) }, true
+			return func(r T) bool {
+				t := of(r)
+				if t == 0 {
+					return op == notEqual
+				}
+				return op.holds(cmp.Compare(t, at.UnixMilli()))
+			}, true
 		}}
 }
 

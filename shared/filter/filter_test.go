@@ -45,6 +45,18 @@ func TestOperators(t *testing.T) {
 	}
 }
 
+// TestUnsetTime checks that a time which is unset is unequal to every value, and neither before nor after one.
+func TestUnsetTime(t *testing.T) {
+	for text, want := range map[string]bool{
+		`at < "2026-03-01"`: false, `at <= "1970-01-01"`: false, `at = "1970-01-01"`: false, `at > "1960-01-01"`: false, `at >= "1970-01-01"`: false,
+		`at != "2026-03-01"`: true, `NOT at < "2026-03-01"`: true,
+	} {
+		m, err := Compile(text, fields)
+		require.NoError(t, err, text)
+		require.Equal(t, want, m(record{}), text)
+	}
+}
+
 // TestNamesWithDots checks that the longest name which begins a path is the field, and that the rest is a key.
 func TestNamesWithDots(t *testing.T) {
 	inner := map[string]Field[record]{
