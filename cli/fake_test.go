@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -336,10 +337,21 @@ func (c *fakeCloud) DeleteImage(_ context.Context, in *vmv1.DeleteImageRequest) 
 	return &emptypb.Empty{}, nil
 }
 
-func (c *fakeCloud) ListNodes(context.Context, *vmv1.ListNodesRequest) (*vmv1.ListNodesResponse, error) {
+// ListNodes returns a page of the hosts. The token of a page is the number of hosts before it.
+func (c *fakeCloud) ListNodes(_ context.Context, in *vmv1.ListNodesRequest) (*vmv1.ListNodesResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return &vmv1.ListNodesResponse{Nodes: c.nodes}, nil
+	first, _ := strconv.Atoi(in.GetPageToken())
+	first = min(first, len(c.nodes))
+	last := len(c.nodes)
+	if size := int(in.GetPageSize()); size > 0 {
+		last = min(last, first+size)
+	}
+	out := &vmv1.ListNodesResponse{Nodes: c.nodes[first:last]}
+	if last < len(c.nodes) {
+		out.NextPageToken = strconv.Itoa(last)
+	}
+	return out, nil
 }
 
 func (c *fakeCloud) node(id string, to vmv1.NodeState) (*vmv1.Node, error) {

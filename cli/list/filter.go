@@ -17,7 +17,7 @@ const maxDepth = 4
 type field = filter.Field[protoreflect.Message]
 
 // fieldsOf returns the fields of T that the command line can compare with a filter, by name: those of the JSON output
-// that are text, numbers, times, words, lists of text and pairs. A field of a message in T has the name of both with a dot
+// that are text, numbers, times, booleans, enums, lists of text or enums, and maps of text. A field of a message in T has the name of both with a dot
 // between them. It returns nil if T is not a message.
 func fieldsOf[T any]() map[string]field {
 	var zero T
@@ -70,8 +70,8 @@ func scalar(fd protoreflect.FieldDescriptor, value func(protoreflect.Message) pr
 			return strings.ToUpper(value(m).String())
 		}), true
 	case kind == protoreflect.EnumKind:
-		prefix, words := show.Words(fd.Enum())
-		return filter.Word(prefix, words, func(m protoreflect.Message) string { return show.Word(fd.Enum(), value(m).Enum()) }), true
+		prefix, words := show.EnumNames(fd.Enum())
+		return filter.Word(prefix, words, func(m protoreflect.Message) string { return show.EnumName(fd.Enum(), value(m).Enum()) }), true
 	case kind == protoreflect.StringKind:
 		return filter.Text(func(m protoreflect.Message) string { return value(m).String() }), true
 	case show.IsTime(fd):
@@ -95,13 +95,13 @@ func number(v protoreflect.Value) float64 {
 }
 
 // textOf returns the function that converts an element of a list to the text of the JSON output. It returns nil if the
-// elements are neither text nor words.
+// elements are neither text nor enums.
 func textOf(fd protoreflect.FieldDescriptor) func(protoreflect.Value) string {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
 		return protoreflect.Value.String
 	case protoreflect.EnumKind:
-		return func(v protoreflect.Value) string { return show.Word(fd.Enum(), v.Enum()) }
+		return func(v protoreflect.Value) string { return show.EnumName(fd.Enum(), v.Enum()) }
 	}
 	return nil
 }
@@ -143,8 +143,8 @@ func hasLabels(fields map[string]field) bool {
 	return ok
 }
 
-// example returns a filter on one of the fields for the help of a command. If byAPI is true, the API has other fields,
-// among them state.
+// example returns a filter for the help of a command. It returns "" if the objects have none of the usual fields. If byAPI is
+// true, the API filters the objects, which then have the field state.
 func example(byAPI bool, fields map[string]field) string {
 	if byAPI {
 		return "state = RUNNING"
@@ -154,5 +154,5 @@ func example(byAPI bool, fields map[string]field) string {
 			return name + ` = "web-*"`
 		}
 	}
-	return "FIELD = VALUE"
+	return ""
 }

@@ -34,9 +34,13 @@ func (f *Flags) add(c *cobra.Command, columns []string) {
 	session.Exclusive(c, "sort", "page-token")
 }
 
-// addFilter adds the flag for a filter. example is a filter for its help.
+// addFilter adds the flag for a filter. example is a filter for its help, or empty.
 func (f *Flags) addFilter(c *cobra.Command, example string) {
-	c.Flags().StringVar(&f.filter, "filter", "", "list only objects that match, such as: "+example)
+	usage := "list only objects that match"
+	if example != "" {
+		usage += ", such as: " + example
+	}
+	c.Flags().StringVar(&f.filter, "filter", "", usage)
 }
 
 // addLabel adds the flag that selects objects by their labels.

@@ -127,12 +127,21 @@ func (k *Kind[T]) List(ctx context.Context, s *session.Session, conn *dial.Conn,
 func (k *Kind[T]) read(ctx context.Context, conn *dial.Conn, q Query, limit int) (all []T, next string, err error) {
 	for {
 		q.Size = session.PageSize
-		if limit > 0 {
+		if limit > 0 && k.Keep == nil {
 			q.Size = int32(min(session.PageSize, limit-len(all)))
 		}
 		page, next, err := k.Page(ctx, conn, q)
 		if err != nil {
 			return nil, "", err
+		}
+		if limit > 0 && k.Keep != nil {
+			if n := k.countUntil(page, limit-len(all)); n < len(page) {
+				// Read the page again up to the last object that is listed: only then does next continue after it.
+				q.Size = int32(n)
+				if page, next, err = k.Page(ctx, conn, q); err != nil {
+					return nil, "", err
+				}
+			}
 		}
 		for _, o := range page {
 			if k.Keep == nil || k.Keep(o) {
@@ -147,6 +156,20 @@ func (k *Kind[T]) read(ctx context.Context, conn *dial.Conn, q Query, limit int)
 		}
 		q.Token = next
 	}
+}
+
+// countUntil returns the number of objects up to the one with which Keep has returned true for limit of them. It returns
+// the number of all objects if there are fewer.
+func (k *Kind[T]) countUntil(objects []T, limit int) int {
+	for i, o := range objects {
+		if k.Keep(o) {
+			limit--
+		}
+		if limit == 0 {
+			return i + 1
+		}
+	}
+	return len(objects)
 }
 
 // print prints objects in the format of --output. next is the token of the next page.

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/session"
 )
 
 // numbers is a list of the numbers below total, with pages of at most most numbers.
@@ -40,6 +41,8 @@ func TestPagesEndAtTheLimit(t *testing.T) {
 	require.Empty(t, next)
 }
 
+// TestLimitWithKeep checks that a list whose objects are selected by the command line ends at the limit, and can be
+// continued after it. It needs few calls, also if few objects are selected.
 func TestLimitWithKeep(t *testing.T) {
 	var sizes []int32
 	k := numbers(10, 10, &sizes)
@@ -51,6 +54,7 @@ func TestLimitWithKeep(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int{6, 9}, got)
 	require.Empty(t, next)
+	require.Equal(t, []int32{session.PageSize, 4, session.PageSize}, sizes, "the first page is read again up to the number 3")
 }
 
 func TestARepeatedTokenIsAnError(t *testing.T) {

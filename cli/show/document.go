@@ -109,7 +109,7 @@ func single(fd protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	case protoreflect.MessageKind, protoreflect.GroupKind:
 		return object(v.Message())
 	case protoreflect.EnumKind:
-		if name := Word(fd.Enum(), v.Enum()); name != "" {
+		if name := EnumName(fd.Enum(), v.Enum()); name != "" {
 			return name
 		}
 		return nil
@@ -141,9 +141,9 @@ func timeText(ms int64) any {
 	return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05.000Z")
 }
 
-// Word returns the name of an enum value without the prefix of its type, "" for UNSPECIFIED, and the number of a value
+// EnumName returns the name of an enum value without the prefix of its type, "" for UNSPECIFIED, and the number of a value
 // that this program does not know.
-func Word(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
+func EnumName(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	known := e.Values().ByNumber(n)
 	if known == nil {
 		return strconv.Itoa(int(n))
@@ -155,11 +155,11 @@ func Word(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	return strings.TrimPrefix(string(known.Name()), prefix)
 }
 
-// Words returns the names of all values of an enum, as Word returns them, and the prefix that Word removes.
-func Words(e protoreflect.EnumDescriptor) (prefix string, all []string) {
+// EnumNames returns the names of all values of an enum, as EnumName returns them, and the prefix that EnumName removes.
+func EnumNames(e protoreflect.EnumDescriptor) (prefix string, all []string) {
 	prefix, _ = prefixOf(e)
 	for i := range e.Values().Len() {
-		if name := Word(e, e.Values().Get(i).Number()); name != "" {
+		if name := EnumName(e, e.Values().Get(i).Number()); name != "" {
 			all = append(all, name)
 		}
 	}
