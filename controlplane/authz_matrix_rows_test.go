@@ -120,7 +120,7 @@ var computeRows = []row{
 	{name: vmViews + "GetVmDetails", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: operators + "GetMigration", body: missingVM, allowed: "NOT_FOUND"},
 	{name: operators + "CancelMigration", body: missingVM, allowed: "NOT_FOUND"},
-	{name: operators + "RenameVm", body: webRequest(`,"vm_id":"$no-vm","name":"new"`), allowed: "NOT_FOUND"},
+	{name: operators + "RenameVm", body: webRequest(`,"vm_id":"$vm","name":"renamed"`), allowed: "OK", otherTenant: "NOT_FOUND"},
 	{name: consoles + "AttachConsole", body: missingVM, allowed: "NOT_FOUND"},
 	{name: consoles + "ReadScreenshot", body: missingVM, allowed: "NOT_FOUND"},
 	{name: consoles + "CreateConsoleTicket", body: webRequest(`,"vm_id":"$vm"`), allowed: "OK", otherTenant: "NOT_FOUND"},

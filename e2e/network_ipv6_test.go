@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	small "github.com/trivet-cloud/trivet/images/guest"
@@ -89,9 +90,21 @@ func (c *networkCloud) ipv6() {
 		require.Contains(t, m.run(fmt.Sprintf(ask, "GET /latest/meta-data/hostname", ": "+token)), want)
 	}
 
+	c.renameInDNS(a, d, gateway6)
 	c.rules6(a, b)
 	c.explain6(a, b)
 	c.deleteAll(a.machine, b.machine, d.machine)
+}
+
+// renameInDNS renames the VM of d and checks that the guest of a finds it in DNS under the new name, and no longer under
+// the old one.
+func (c *networkCloud) renameInDNS(a, d *machine6, server string) {
+	c.t.Helper()
+	_, err := c.admin.Operator.RenameVm(c.context(time.Minute), &operatorv1.RenameVmRequest{VmId: d.vm.GetId(), Name: "six-renamed"})
+	require.NoError(c.t, err)
+	a.eventually("the new name is in DNS", "nslookup -type=aaaa six-renamed.default.internal "+server+" | grep -q "+d.address())
+	a.eventually("the old name is not in DNS", "! nslookup -type=aaaa six-d.default.internal "+server+" | grep -q "+d.address())
+	require.Contains(c.t, a.run("nslookup "+d.address()+" "+server), "six-renamed.default.internal")
 }
 
 // rules6 checks that ingress and egress rules for IPv6 permit traffic, and that traffic stops when a rule is removed,
