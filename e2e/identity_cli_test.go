@@ -161,7 +161,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	ada.cannot("you are not logged in", "whoami")
 
 	w.rivals(admin, filepath.Join(ada.home, "password"))
-	w.teams(admin, filepath.Join(ada.home, "password"))
+	w.checkGroupsAndQuotas(admin, filepath.Join(ada.home, "password"))
 
 	// Ada must be able to log in through an OpenID provider when an administrator has linked her identity there.
 	admin.does("user", "link", "ada", "--provider", "corp", "--subject", provider.Subject)
@@ -184,9 +184,9 @@ func TestCommandLineIdentity(t *testing.T) {
 	admin.does("org", "delete", "acme")
 }
 
-// teams checks that a new project gets the default quota, and that the quota of an org limits its projects. It checks that
+// checkGroupsAndQuotas checks that a new project gets the default quota, and that the quota of an org limits its projects. It checks that
 // a user has the roles of a group from the next call after joining it, and no longer after leaving it.
-func (w *world) teams(admin *somebody, password string) {
+func (w *world) checkGroupsAndQuotas(admin *somebody, password string) {
 	bob := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
 	admin.does("quota", "update", "--default", "--vms", "1")
 	admin.does("org", "create", "teams")

@@ -36,7 +36,7 @@ func (c *networkCloud) bootWith(name string, host int, metadata map[string]strin
 func (c *networkCloud) bootFrom(name string, host int, change func(*vmv1.CreateVmRequest), nics ...*vmv1.NetworkSpec) *machine {
 	c.t.Helper()
 	m := c.begin(name, host, change, nics...)
-	m.booted()
+	m.waitForBoot()
 	return m
 }
 
@@ -65,8 +65,8 @@ func (c *networkCloud) begin(name string, host int, change func(*vmv1.CreateVmRe
 	return &machine{c: c, vm: vm, host: host}
 }
 
-// booted waits until the guest has an address on its first NIC, if it has one.
-func (m *machine) booted() {
+// waitForBoot waits until the guest has an address on its first NIC, if it has one.
+func (m *machine) waitForBoot() {
 	m.c.t.Helper()
 	if len(m.vm.GetSpec().GetNetwork()) == 0 {
 		return
