@@ -320,8 +320,11 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 			return answer, nil
 		}
 	}
+	editedFile := "no file was edited"
 	if edited := s.edited; edited != "" {
 		sh.Edit = func(_ context.Context, path string) error {
+			editedFile = path
+			t.Cleanup(func() { _ = os.Remove(path) }) // the command keeps the file if the text is invalid
 			text, err := os.ReadFile(path)
 			_, _ = stdout.Write(text)
 			return errors.Join(err, os.WriteFile(path, []byte(edited), 0o600))
@@ -343,7 +346,7 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 		text = strconv.Quote(text) + "\n"
 	}
 	if errs.Len() > 0 {
-		text += "stderr:\n" + strings.ReplaceAll(errs.String(), s.home, "$HOME")
+		text += "stderr:\n" + strings.NewReplacer(s.home, "$HOME", editedFile, "$EDITED").Replace(errs.String())
 	}
 	if code != 0 {
 		text += fmt.Sprintf("exit %d\n", code)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -28,7 +29,8 @@ type editable struct {
 func editCommand(s *session.Session) *cobra.Command {
 	c := vmArgCommand(s, "edit VM", "Change a VM in an editor")
 	c.Long = `Change the processors, the memory, the labels and the metadata of a VM as YAML in the editor of VISUAL or EDITOR, or else
-in vi. A label or a pair of the metadata that is removed from the text is removed from the VM. Without a change, nothing
+in vi. A label or a pair of the metadata that is removed from the text is removed from the VM. A number that is removed
+stays as it is. Without a change, nothing
 is sent. "trivet vm update" makes the same changes without an editor. ` + sizeHelp
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if s.Edit == nil {
@@ -94,7 +96,7 @@ func (e *editable) edit(ctx context.Context, s *session.Session, name string) (p
 	if text, err = os.ReadFile(f.Name()); err != nil {
 		return "", nil, fmt.Errorf("read the text: %w", err)
 	}
-	after = &editable{}
+	after = &editable{VCPUs: e.VCPUs, MemoryMiB: e.MemoryMiB} // a number that is not in the text is not changed
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
 	switch err := d.Decode(after); {
@@ -102,9 +104,25 @@ func (e *editable) edit(ctx context.Context, s *session.Session, name string) (p
 		return f.Name(), e, nil // an empty text changes nothing, as in other programs with editors
 	case err != nil:
 		s.Note("your text is in %s", f.Name())
-		return "", nil, session.Usagef("the text is not valid: %v", err)
+		return "", nil, session.Usagef("the text is not valid: %s", invalidYAML(err))
+	case after.VCPUs == 0 && e.VCPUs > 0, after.MemoryMiB == 0 && e.MemoryMiB > 0:
+		s.Note("your text is in %s", f.Name())
+		return "", nil, session.Usagef("the text is not valid: vcpus and memory_mib must be at least 1")
 	}
 	return f.Name(), after, nil
+}
+
+// invalidYAML returns an error of the YAML decoder as one line, without the names of Go types.
+func invalidYAML(err error) string {
+	var types *yaml.TypeError
+	if !errors.As(err, &types) {
+		return strings.TrimPrefix(err.Error(), "yaml: ")
+	}
+	lines := make([]string, len(types.Errors))
+	for i, line := range types.Errors {
+		lines[i] = strings.ReplaceAll(line, "not found in type vm.editable", "is unknown; want vcpus, memory_mib, labels or metadata")
+	}
+	return strings.Join(lines, "; ")
 }
 
 // change returns what an update must change, so that a VM with the values of e has those of after.
