@@ -51,7 +51,7 @@ type Config struct {
 	// VM port serves /metrics only to callers on loopback.
 	MetricsListen string `yaml:"metrics_listen"`
 	// MetricsAddress is the host:port at which Prometheus reaches MetricsListen. Empty means MetricsListen, with Listen in
-	// place of an unspecified address. A member whose MetricsListen is a loopback address is then not in /targets.
+	// place of an unspecified address. If that is a loopback address or unspecified too, the member is not in /targets.
 	MetricsAddress string `yaml:"metrics_address"`
 	// MetricsCert and MetricsKey are the paths of PEM files for TLS on MetricsListen. MetricsToken is the path of a file with
 	// the token that requests to MetricsListen must have. The files are read again at each use.

@@ -72,8 +72,8 @@ func loopback(host string) bool {
 }
 
 // URL returns the URL at which Prometheus reaches the port, without a path, such as https://10.0.1.1:7444. It returns ""
-// if the port serves nothing, or is on a loopback address while Address is empty. If Listen has no host or an unspecified
-// one, such as 0.0.0.0, the URL has the host that the function own returns.
+// if the port serves nothing. If Listen has no host or an unspecified one, such as 0.0.0.0, the URL has the host that the
+// function own returns. While Address is empty, URL also returns "" if the host is a loopback address or unspecified.
 func (p Port) URL(own func() (host string, err error)) (string, error) {
 	if p.Listen == "" {
 		return "", nil
@@ -89,7 +89,7 @@ func (p Port) URL(own func() (host string, err error)) (string, error) {
 				return "", fmt.Errorf("find the address of metrics_listen: %w", err)
 			}
 		}
-		if loopback(host) {
+		if ip, err := netip.ParseAddr(host); loopback(host) || err == nil && ip.IsUnspecified() {
 			return "", nil
 		}
 		address = net.JoinHostPort(host, port)

@@ -32,7 +32,10 @@ func TestURL(t *testing.T) {
 		require.Equal(t, c.want, got, "%+v", c.port)
 		require.NoError(t, CheckURL(got))
 	}
-	_, err := Port{Listen: ":7444"}.URL(func() (string, error) { return "", errors.New("no route") })
+	got, err := Port{Listen: ":7444"}.URL(func() (string, error) { return "0.0.0.0", nil })
+	require.NoError(t, err)
+	require.Empty(t, got, "no address of the port is known")
+	_, err = Port{Listen: ":7444"}.URL(func() (string, error) { return "", errors.New("no route") })
 	require.ErrorContains(t, err, "no route")
 	for _, bad := range []string{"10.0.1.1:7444", "ftp://h:1", "http://h", "http://:1", "http://h:1/metrics", "http://h:1?x=1", "http://u@h:1", "http://h:1 "} {
 		require.Error(t, CheckURL(bad), bad)
