@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // hosts contains the tunnels of two hosts. The process qemu takes the place of QEMU on both hosts.
 type hosts struct {
-	*testing.T
+	testing.TB
 	authority      *mtls.Authority
 	source, target Config
 	qemu           *exec.Cmd
@@ -44,9 +44,9 @@ type hosts struct {
 	disks          net.Listener
 }
 
-func newHosts(t *testing.T) *hosts {
+func newHosts(t testing.TB) *hosts {
 	t.Helper()
-	h := &hosts{T: t, qemu: exec.Command("sleep", "1000")}
+	h := &hosts{TB: t, qemu: exec.Command("sleep", "1000")}
 	var err error
 	h.authority, err = mtls.NewAuthority("11", make([]byte, ed25519.SeedSize))
 	require.NoError(t, err)
