@@ -257,8 +257,8 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	return nil
 }
 
-// balance checks that the records are consistent with each other: VMs, names, image uses, placements, and the allocated
-// capacity of the nodes.
+// balance checks that the records are consistent with each other: VMs, names, host names of ports, image uses, placements,
+// and the allocated capacity of the nodes.
 func (a *witness) balance() error {
 	sums := map[cloud.NodeID]cloud.Capacity{}
 	uses := 0
@@ -270,6 +270,11 @@ func (a *witness) balance() error {
 		}
 		if a.names[vm.Name] != id {
 			return fmt.Errorf("VM %s has the name %s, which belongs to VM %s", id, vm.Name, a.names[vm.Name])
+		}
+		for _, nic := range vm.Spec.Network {
+			if p := a.networks.ports[nic.PortID]; p != nil && p.HostName != vm.Name {
+				return fmt.Errorf("VM %s has the name %s, but its port %s has the host name %s", id, vm.Name, p.ID, p.HostName)
+			}
 		}
 		for _, image := range vm.Images() {
 			if uses++; !a.uses["image-use/"+string(image)+"/"+string(id)] {

@@ -47,6 +47,8 @@ type owned struct {
 	name string
 	// leaving is true if the tenant called Delete for the VM and got no final response, so the VM may or may not exist.
 	leaving bool
+	// renaming is true if the tenant called Rename for the VM and got no final response, so the VM may have another name.
+	renaming bool
 }
 
 const mostVMs = 5
@@ -107,8 +109,10 @@ func (t *tenantClient) once(ctx context.Context) {
 		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Reset(ctx, tenant.Default, v.id, body)
 		})
-	case n < 88:
+	case n < 86:
 		t.migrate(ctx, v)
+	case n < 88:
+		t.rename(ctx, v)
 	case n < 92:
 		t.look(ctx)
 	default:
@@ -250,6 +254,25 @@ func (t *tenantClient) power(ctx context.Context, verb string, v *owned, call fu
 	}
 }
 
+// rename gives a VM a name that no VM has had.
+func (t *tenantClient) rename(ctx context.Context, v *owned) {
+	name := fmt.Sprintf("%s-vm-%d", t.name, t.asks+1)
+	err, ok := t.ask(ctx, "rename "+short(v.id)+" to "+name, func(ctx context.Context, p *process, _ [32]byte) error {
+		_, err := p.vms.Rename(ctx, tenant.Default, v.id, name)
+		return err
+	})
+	switch {
+	case !ok:
+		v.renaming = true
+	case err == nil:
+		t.f.count("VMs renamed")
+		v.name, v.renaming = name, false
+	case fault.Is(err, fault.FailedPrecondition): // the VM migrates
+	default:
+		t.f.fail("renaming VM %s was refused: %v", v.id, err)
+	}
+}
+
 func (t *tenantClient) delete(ctx context.Context, at int, force bool) {
 	v := t.have[at]
 	err, ok := t.ask(ctx, fmt.Sprintf("delete %s, force %v", short(v.id), force), func(ctx context.Context, p *process, body [32]byte) error {
@@ -276,7 +299,8 @@ func (t *tenantClient) look(ctx context.Context) {
 }
 
 // check lists all VMs on a member and checks the list. A VM must be in the list if any member has acknowledged its
-// creation to this tenant, and must not be in it if any member has acknowledged its deletion.
+// creation to this tenant, and must not be in it if any member has acknowledged its deletion. It must have its last
+// acknowledged name.
 func (t *tenantClient) check(ctx context.Context, s *memberSlot) (all []*cloud.VM, err error) {
 	err = t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
 		for token := ""; ; {
@@ -291,20 +315,23 @@ func (t *tenantClient) check(ctx context.Context, s *memberSlot) (all []*cloud.V
 		return nil, err
 	}
 	t.f.count("lists checked")
-	there := map[cloud.VMID]bool{}
+	names := map[cloud.VMID]string{}
 	for _, v := range all {
-		if there[v.ID] {
+		if names[v.ID] != "" {
 			t.f.fail("a list shows VM %s twice", v.ID)
 		}
-		there[v.ID] = true
+		names[v.ID] = v.Name
 	}
 	for _, v := range t.have {
-		if !there[v.id] && !v.leaving {
+		switch name := names[v.id]; {
+		case name == "" && !v.leaving:
 			t.f.fail("a list does not show VM %s, whose creation was acknowledged", v.id)
+		case name != "" && name != v.name && !v.renaming:
+			t.f.fail("a list shows VM %s with the name %s, but the name %s was acknowledged", v.id, name, v.name)
 		}
 	}
 	for _, id := range t.gone {
-		if there[id] {
+		if names[id] != "" {
 			t.f.fail("a list shows VM %s, whose deletion was acknowledged", id)
 		}
 	}
