@@ -121,11 +121,11 @@ compat: test-packages build
 	TRIVET_BIN=$(CURDIR)/bin COMPAT=all go -C controlplane/kv/compat test -v -count=1 -timeout 60m .
 
 # robustness breaks trios in every way for SECONDS and checks what clients saw against etcd's model. Then it runs each
-# failure at each point of a live migration three times, and loses hosts with ten VMs on RBD volumes:
-# one that is switched off, one that is cut off, and two at once with room for four of the VMs.
+# failure at each point of a live migration three times, loses hosts with ten VMs on RBD volumes (one that is switched
+# off, one that is cut off, and two at once with room for four of the VMs), and drains a host with 20 VMs.
 robustness: test-packages build guest
 	TRIVET_BIN=$(CURDIR)/bin ROBUSTNESS_SECONDS=$(SECONDS) go -C controlplane/kv/compat test -v -count=1 -tags long -timeout 0 ./robustness
-	TRIVET_MIGRATION_ROUNDS=3 go test -tags long ./e2e -run 'MigrationFaults|MigrationWitness|LostHosts' -v -count=1 -timeout 0
+	TRIVET_MIGRATION_ROUNDS=3 go test -tags long ./e2e -run 'MigrationFaults|MigrationWitness|LostHosts|DrainOfManyVMs' -v -count=1 -timeout 0
 
 bench: run-packages build guest
 	.ci/bench

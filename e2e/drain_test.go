@@ -28,7 +28,7 @@ func (c *networkCloud) drain(m, peer *machine, other int) {
 	ctx := c.context(3 * time.Minute)
 	_, err := c.admin.Nodes.DrainNode(ctx, &vmv1.DrainNodeRequest{NodeId: id})
 	require.NoError(c.t, err)
-	stopLoad := c.createAndDelete(c.ids[other], true)
+	stopLoad := c.createAndDelete(c.context(3*time.Minute), c.ids[other], true)
 	c.changeLeader(ctx)
 	require.NoError(c.t, lab.Until(ctx, "the guest has left, and the other VM is named with the reason", func(ctx context.Context) error {
 		out, err := c.admin.Operator.GetDrain(ctx, &operatorv1.GetDrainRequest{NodeId: id})
@@ -118,11 +118,10 @@ func (c *networkCloud) changeLeader(ctx context.Context) {
 // leastLoad is the minimum number of VMs that createAndDelete creates and deletes.
 const leastLoad = 3
 
-// createAndDelete creates and deletes one VM after the other until stop is called, but at least leastLoad VMs. Each VM
-// must be placed on the host with the ID on. If unavailable is true, calls may fail with UNAVAILABLE, because the test
+// createAndDelete creates and deletes one VM after the other until stop is called, but at least leastLoad VMs. A call after
+// the end of ctx fails the test. Each VM must be placed on the host with the ID on. If unavailable is true, calls may fail with UNAVAILABLE, because the test
 // changes the leader.
-func (c *networkCloud) createAndDelete(on string, unavailable bool) (stop func()) {
-	ctx := c.context(3 * time.Minute)
+func (c *networkCloud) createAndDelete(ctx context.Context, on string, unavailable bool) (stop func()) {
 	end, done := make(chan struct{}), make(chan error, 1)
 	one := func(i int) error {
 		vm, err := c.vms.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("load-%d", i), Spec: &vmv1.VmSpec{
