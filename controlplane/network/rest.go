@@ -1,18 +1,39 @@
 package network
 
 import (
+	"context"
 	"net/http"
 
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // Routes registers the REST API of the network service (docs/api.md). Each route has the fields and the authorization
 // of one RPC.
 func (s *Service) Routes(r *rest.Server) {
 	protorest.Serve(r, &networkv1.NetworkService_ServiceDesc, &server{s: s}, rows())
+	for _, one := range []struct {
+		collection, kind string
+		get              auth.Method
+	}{
+		{"vpcs", kindVPC, "GetVpc"},
+		{"subnets", kindSubnet, "GetSubnet"},
+		{"ports", kindPort, "GetPort"},
+		{"security-groups", kindGroup, "GetSecurityGroup"},
+		{"route-tables", kindTable, "GetRouteTable"},
+		{"nat-gateways", kindNAT, "GetNatGateway"},
+		{"floating-ips", kindFloating, "GetFloatingIp"},
+		{"service-ips", kindService, "GetServiceIp"},
+		{"peerings", kindPeering, "GetPeering"},
+	} {
+		r.ResolveNames(one.collection, auth.Named(service+one.get, func(ctx context.Context, t cloud.Tenant, name string) (string, error) {
+			return s.named(ctx, t, one.kind, name)
+		}))
+	}
 }
 
 // rows returns the table of the routes, with the RPCs that serve them.

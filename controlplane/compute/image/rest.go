@@ -1,6 +1,7 @@
 package image
 
 import (
+	"context"
 	"crypto/sha256"
 	"net/http"
 	"strconv"
@@ -46,6 +47,13 @@ func (s *Service) Routes(r *rest.Server) {
 	protorest.Serve(r, &storagev1.ImageDataService_ServiceDesc, &dataServer{s: s}, []protorest.Row{
 		{Method: http.MethodGet, Path: "/api/v1/all-images", RPC: "ListAllImages"},
 		{Method: http.MethodGet, Path: "/api/v1/images/{image_id}/data", RPC: "DownloadImage", Media: "application/octet-stream"},
+	})
+	r.ResolveNames("images", func(ctx context.Context, t cloud.Tenant, name string) (string, error) {
+		org, err := admit(ctx, "GetImage", string(t.Org))
+		if err != nil {
+			return "", err
+		}
+		return s.named(ctx, org, name)
 	})
 }
 

@@ -60,7 +60,9 @@ func TestREST(t *testing.T) {
 	for _, token := range []string{"admin", "ada"} {
 		list := call(token, http.MethodGet, all, http.StatusOK)["nodes"].([]any)
 		require.Len(t, list, 1)
-		require.Equal(t, string(a.id), list[0].(map[string]any)["id"])
+		first := list[0].(map[string]any)
+		require.Equal(t, string(a.id), first["id"])
+		require.Equal(t, first, call(token, http.MethodGet, all+"/"+first["name"].(string), http.StatusOK), "the path has the name of the host")
 	}
 	require.Equal(t, "cordoned", call("admin", http.MethodPost, one+"/cordon", http.StatusOK)["state"])
 	require.Equal(t, "cordoned", call("ada", http.MethodGet, one, http.StatusOK)["state"])
@@ -74,6 +76,6 @@ func TestREST(t *testing.T) {
 	body = ""
 	call("ada", http.MethodPost, one+"/drain", http.StatusForbidden)
 	call("admin", http.MethodGet, all+"/"+string(testVM(1)), http.StatusNotFound)
-	call("admin", http.MethodGet, all+"/x", http.StatusBadRequest)
+	call("admin", http.MethodGet, all+"/x", http.StatusNotFound)
 	call("", http.MethodGet, all, http.StatusUnauthorized)
 }

@@ -7,6 +7,7 @@ import (
 
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
@@ -20,6 +21,7 @@ func (s *Service) Routes(r *rest.Server) {
 		ofVolume = "/api/v1/volumes/{volume_id}/snapshots"
 		ofVM     = "/api/v1/vms/{vm_id}/snapshots"
 	)
+	r.ResolveNames("snapshots", auth.Named(service+"GetSnapshot", s.named))
 	list := protorest.Row{Method: http.MethodGet, Path: all, RPC: "ListSnapshots"}
 	r.Handle(list.Method, list.Path, service+"ListSnapshots", api.getSnapshots, protorest.Description(&storagev1.SnapshotService_ServiceDesc, list),
 		rest.QueryOf("name", nil, "Only snapshots with this name."),

@@ -41,6 +41,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodDelete, one+"/nics/{nic}", service+"DetachNic", s.deleteNIC, deleted)
 	s.guestRoutes(r)
 	s.viewRoutes(r)
+	r.ResolveNames("vms", auth.Named(service+"GetVm", s.named))
 }
 
 // vmResponse is the JSON object VmResponse of the wire contract (docs/api.md).

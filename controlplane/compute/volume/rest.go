@@ -8,6 +8,7 @@ import (
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/edge/protorest"
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
@@ -34,6 +35,7 @@ func (s *Service) Routes(r *rest.Server) {
 		{Method: http.MethodPatch, Path: one, RPC: "UpdateVolume"},
 		{Method: http.MethodPost, Path: one + "/flatten", RPC: "FlattenVolume"},
 	})
+	r.ResolveNames("volumes", auth.Named(service+"GetVolume", s.named))
 }
 
 // getVolumes lists volumes. In addition to the fields of ListVolumes, the query may have a filter.

@@ -13,8 +13,9 @@ import (
 var (
 	// Snapshots is the table of snapshot records, at snapshot/<project>/<id>. It also contains deleted snapshots whose
 	// bytes the host has not deleted yet.
-	Snapshots       = store.NewTable[cloud.Snapshot]("snapshot")
-	snapshotNames   = store.NewTable[cloud.SnapshotID]("snapshot-name")
+	Snapshots = store.NewTable[cloud.Snapshot]("snapshot")
+	// SnapshotNames is the table of the IDs of snapshots, at snapshot-name/<project>/<name>.
+	SnapshotNames   = store.NewTable[cloud.SnapshotID]("snapshot-name")
 	volumeSnapshots = store.NewTable[cloud.SnapshotID]("volume-snapshot")
 	// Scheduled is the table of the volumes whose metadata has a schedule of snapshots, at
 	// snapshot-schedule/<project>/<id>.
@@ -109,7 +110,7 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 	if len(existing) >= cloud.MaxSnapshots {
 		return fault.New(fault.ResourceExhausted, "volume %s has %d snapshots, which is the maximum", v.Name, len(existing))
 	}
-	taken, err := snapshotNames.Has(tx, string(t.Project), s.Name)
+	taken, err := SnapshotNames.Has(tx, string(t.Project), s.Name)
 	if err != nil {
 		return err
 	}
@@ -127,7 +128,7 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 			return err
 		}
 	}
-	snapshotNames.Put(tx, &s.ID, string(t.Project), s.Name)
+	SnapshotNames.Put(tx, &s.ID, string(t.Project), s.Name)
 	volumeSnapshots.Put(tx, &s.ID, string(v.ID), string(s.ID))
 	Snapshots.Put(tx, s, string(t.Project), string(s.ID))
 	if s.Scheduled {
@@ -192,7 +193,7 @@ func DropSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID) (*cloud.Sna
 	}
 	touch(tx, v)
 	s.Deleted, s.DeletedGeneration = true, v.Generation
-	snapshotNames.Delete(tx, string(t.Project), s.Name)
+	SnapshotNames.Delete(tx, string(t.Project), s.Name)
 	Snapshots.Put(tx, s, string(t.Project), string(s.ID))
 	return s, tenant.Give(tx, t, tenant.Storage, snapshotAmount(s))
 }

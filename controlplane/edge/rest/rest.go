@@ -88,6 +88,8 @@ type Server struct {
 	routes []Route
 	// limits holds the maximum body size, in bytes, of the routes that have one of their own, by path.
 	limits map[string]int64
+	// resolvers holds the functions that look up names in paths, by the segment of the path before the name.
+	resolvers map[string]Resolver
 }
 
 // Routes returns all routes of the server. It is for tests that call each of them.
@@ -98,7 +100,7 @@ func New(opts Options) *Server {
 	if opts.MaxBody == 0 {
 		opts.MaxBody = MaxBody
 	}
-	s := &Server{opts: opts, router: mux.NewRouter().SkipClean(true).UseEncodedPath(), limits: map[string]int64{}}
+	s := &Server{opts: opts, router: mux.NewRouter().SkipClean(true).UseEncodedPath(), limits: map[string]int64{}, resolvers: map[string]Resolver{}}
 	s.router.NotFoundHandler = s.handler("unknown", func(_ *Response, r *http.Request) (any, error) {
 		return nil, fault.New(fault.NotFound, "no such path: %s", r.URL.Path)
 	})
@@ -130,7 +132,8 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler, options 
 	})
 }
 
-// authenticate verifies the token of a request. It returns the request with the caller in its context, and the token.
+// authenticate verifies the token of a request. It returns the request with the caller in its context and with IDs in
+// place of names in its path, and the token.
 // If it returns an error although the token is valid, the context of the returned request has the caller, for the
 // audit.
 func (s *Server) authenticate(r *http.Request) (*http.Request, string, error) {
@@ -149,6 +152,10 @@ func (s *Server) authenticate(r *http.Request) (*http.Request, string, error) {
 		return r, "", err
 	}
 	caller.Chosen, err = auth.Chosen("Trivet-Org", r.Header.Values("Trivet-Org"), "Trivet-Project", r.Header.Values("Trivet-Project"))
+	if err != nil {
+		return r, "", err
+	}
+	r, err = s.replaceNames(r)
 	return r, token, err
 }
 
