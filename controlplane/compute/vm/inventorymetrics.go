@@ -17,6 +17,9 @@ var (
 		[]string{"host", "name", "agent_version", "qemu_version"}, nil)
 	hostStateDesc = prometheus.NewDesc("trivet_host_state",
 		"1 for the current state of the host. The other states have no series.", []string{"host", "state"}, nil)
+	heartbeatDesc = prometheus.NewDesc("trivet_host_last_heartbeat_timestamp_seconds",
+		"Time of the last heartbeat of the host to the leader, in Unix time; absent if this leader has received none.",
+		[]string{"host"}, nil)
 	hostAllocatableDesc = prometheus.NewDesc("trivet_host_allocatable", "Allocatable capacity of the host, by resource.",
 		[]string{"host", "resource"}, nil)
 	hostAllocatedDesc = prometheus.NewDesc("trivet_host_allocated", "Allocated capacity of the host, by resource.",
@@ -55,7 +58,8 @@ func NewInventoryCollector(s *Service) *InventoryCollector {
 // Describe implements prometheus.Collector.
 func (c *InventoryCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		hostsDesc, vmsDesc, hostInfoDesc, hostStateDesc, hostAllocatableDesc, hostAllocatedDesc, vmInfoDesc, placementsDesc, refusedHostsDesc,
+		hostsDesc, vmsDesc, hostInfoDesc, hostStateDesc, heartbeatDesc, hostAllocatableDesc, hostAllocatedDesc, vmInfoDesc,
+		placementsDesc, refusedHostsDesc,
 	} {
 		out <- d
 	}
@@ -82,11 +86,15 @@ func (c *InventoryCollector) collectHosts(out chan<- prometheus.Metric) {
 	for _, s := range hostStates {
 		count[s] = 0
 	}
+	heartbeats := c.vms.opts.Nodes.LastHeartbeats()
 	for _, h := range c.vms.opts.Nodes.Fleet() {
 		n, id := &h.Node, string(h.Node.ID)
 		count[h.State]++
 		gauge(hostInfoDesc, 1, id, n.Name, n.AgentVersion, n.QEMUVersion)
 		gauge(hostStateDesc, 1, id, h.State.String())
+		if at, ok := heartbeats[n.ID]; ok {
+			gauge(heartbeatDesc, float64(at.UnixMilli())/1000, id)
+		}
 		for i, amount := range amounts(n.AllAllocatable()) {
 			gauge(hostAllocatableDesc, amount, id, resources[i])
 		}
