@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
@@ -31,6 +32,12 @@ func TestAdminTokenIsRenewed(t *testing.T) {
 	info, err := os.Stat(path)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(&adminTokenCollector{filepath.Dir(path)})
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	require.Equal(t, "trivet_admin_token_expiry_timestamp_seconds", families[0].GetName())
+	require.InDelta(t, now.Add(30*24*time.Hour).Unix(), families[0].GetMetric()[0].GetGauge().GetValue(), 60)
 	renew(now.Add(28 * 24 * time.Hour))
 	require.Equal(t, first, read())
 	renew(now.Add(29*24*time.Hour + time.Hour))
@@ -43,6 +50,9 @@ func TestAdminTokenIsRenewed(t *testing.T) {
 	renew(now.Add(time.Second))
 	require.NotEqual(t, second, read(), "a token that is no longer valid must be replaced")
 	require.NoError(t, os.WriteFile(path, nil, 0o600)) // as after a crash while the file was written
+	families, err = registry.Gather()
+	require.NoError(t, err)
+	require.Empty(t, families)
 	renew(now)
 	require.NotEmpty(t, read())
 }

@@ -297,5 +297,5 @@ func (h *testMember) memberTLS(own mtls.Source) credentials.TransportCredentials
 
 // peerCertificate returns the source of the member's own certificate.
 func (h *testMember) peerCertificate() mtls.Source {
-	return memberCertificate(h.authority, h.config.NodeID, time.Now)
+	return testCertificate(h.authority, h.config.NodeID)
 }

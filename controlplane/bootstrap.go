@@ -73,7 +73,7 @@ func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Autho
 	if err != nil {
 		return 0, false, err
 	}
-	asker, err := transport.New(transport.Options{Self: c.NodeID, Certificate: memberCertificate(authority, c.NodeID, clock.Wall), Authority: authority, Log: log, Now: clock.Wall})
+	asker, err := transport.New(transport.Options{Self: c.NodeID, Certificate: memberCertificate(authority, c.NodeID, clock.Wall, log), Authority: authority, Log: log, Now: clock.Wall})
 	if err != nil {
 		return 0, false, err
 	}

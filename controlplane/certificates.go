@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"log/slog"
 	"strconv"
 	"sync"
 	"time"
@@ -16,18 +17,37 @@ const memberCertificateLife = 30 * 24 * time.Hour
 
 // memberCertificate returns the source of this member's certificate. The source issues the certificate with the
 // cluster's authority and renews it in time.
-func memberCertificate(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
+func memberCertificate(authority *mtls.Authority, member uint64, now func() time.Time, log *slog.Logger) mtls.Source {
+	return renewedCertificate(func(now time.Time) (*tls.Certificate, error) {
+		return authority.IssueFor(mtls.Member, strconv.FormatUint(member, 10), now, memberCertificateLife)
+	}, now, log)
+}
+
+// renewedCertificate returns a source that calls issue for a certificate, and again after half of memberCertificateLife.
+// If the renewal fails, the source returns the old certificate until it expires, and each call tries the renewal again:
+// the operator has the other half of its life to repair the cause.
+func renewedCertificate(
+	issue func(now time.Time) (*tls.Certificate, error), now func() time.Time, log *slog.Logger,
+) mtls.Source {
 	var mu sync.Mutex
 	var current *tls.Certificate
+	var warned bool // a failure of the current renewal has been logged
 	return func() (*tls.Certificate, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if now := now(); current == nil || now.After(current.Leaf.NotAfter.Add(-memberCertificateLife/2)) {
-			c, err := authority.IssueFor(mtls.Member, strconv.FormatUint(member, 10), now, memberCertificateLife)
-			if err != nil {
-				return nil, err
-			}
-			current = c
+		now := now()
+		if current != nil && !now.After(current.Leaf.NotAfter.Add(-memberCertificateLife/2)) {
+			return current, nil
+		}
+		switch c, err := issue(now); {
+		case err == nil:
+			current, warned = c, false
+		case current == nil || mtls.Expired(current.Leaf, now):
+			return nil, err
+		case !warned:
+			log.Error("the certificate of this member cannot be renewed; the old one stays in use",
+				"err", err, "until", current.Leaf.NotAfter)
+			warned = true
 		}
 		return current, nil
 	}

@@ -65,11 +65,11 @@ func newMetrics() *metrics {
 }
 
 // register adds the metrics of the member in the parameter of: its clock, disk space, raft groups, engines, key-value
-// store and certificate.
+// store, certificate, administrator's token and audit.
 func (m *metrics) register(of *member) {
 	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines},
 		&costs{runner: of.runner, engines: of.engines, identities: of.identities}, kv.NewCollector(of.keys), &loginCollector{of.identities},
-		&certificateCollector{of.certificate}, of.backups, of.tenantTLS.pair)
+		&certificateCollector{of.certificate}, &adminTokenCollector{of.config.DataDir}, of.audits, of.backups, of.tenantTLS.pair)
 }
 
 // collector exports the state of the raft groups and of their storage engines.

@@ -240,8 +240,13 @@ func (m *member) newCompute(context.Context) error {
 		OpenStream: m.streamOpener(m.identities), Audit: m.audits, Log: m.log,
 	})
 	m.bills.Attach(m.vms)
-	m.metrics.registry.MustRegister(volume.NewCollector(m.records), vm.NewCapacityCollector(m.vms))
-	m.metrics.names.MustRegister(vm.NewInventoryCollector(m.vms), vm.NewDrainCollector(m.vms))
+	m.metrics.registry.MustRegister(
+		volume.NewCollector(m.records), image.NewCollector(m.records), vm.NewCapacityCollector(m.vms),
+	)
+	m.metrics.names.MustRegister(
+		vm.NewInventoryCollector(m.vms), vm.NewDrainCollector(m.vms), tenant.NewQuotaCollector(m.records, m.nodes.Leads),
+		credit.NewWalletCollector(m.records, m.nodes.Leads), billing.NewUnpaidCollector(m.bills, m.nodes.Leads),
+	)
 	m.snapshots = snapshot.New(m.records, m.commands, m.volumes, m.readSnapshot)
 	m.nodes.Attach(m.vms, m.files)
 	m.nodes.AttachVolumes(m.volumes)

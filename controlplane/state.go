@@ -57,7 +57,7 @@ func (m *member) claimDataDir(ctx context.Context) error {
 	}
 	m.disk.setMember(c.NodeID, nil)
 	m.clock = clock.New(clock.Options{Log: m.log})
-	m.certificate = memberCertificate(m.authority, c.NodeID, m.clock.Now)
+	m.certificate = memberCertificate(m.authority, c.NodeID, m.clock.Now, m.log)
 	if m.tenantTLS, err = openTLS(*c, m.certificate, m.authority, m.log); err != nil {
 		return err
 	}

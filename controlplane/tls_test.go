@@ -81,7 +81,7 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 	require.NoError(t, err)
 	c := config.Default()
 	c.TLS = config.TLS{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
-	tenants, err := openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
+	tenants, err := openTLS(c, testCertificate(authority, 1), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	free := func() string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -138,7 +138,7 @@ func TestForwardsRequireAMemberCertificate(t *testing.T) {
 		config.NextProtos = []string{forwardProtocol, "http/1.1"}
 		return config
 	}
-	body, err = get(forwards(memberCertificate(authority, 2, time.Now), authority))
+	body, err = get(forwards(testCertificate(authority, 2), authority))
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://"+authority.Cluster()+"/member/2", body)
 
@@ -149,14 +149,14 @@ func TestForwardsRequireAMemberCertificate(t *testing.T) {
 	for name, config := range map[string]*tls.Config{
 		"no client certificate":              forwards(nil, authority),
 		"a host's certificate":               forwards(func() (*tls.Certificate, error) { return node, nil }, authority),
-		"a member certificate of another CA": forwards(memberCertificate(other, 2, time.Now), authority),
-		"a client that trusts another CA":    forwards(memberCertificate(authority, 2, time.Now), other),
+		"a member certificate of another CA": forwards(testCertificate(other, 2), authority),
+		"a client that trusts another CA":    forwards(testCertificate(authority, 2), other),
 	} {
 		_, err := get(config)
 		require.Error(t, err, name)
 	}
 	// A member that forwards a request must not accept the tenants' certificate as that of another member.
-	lost := forwards(memberCertificate(authority, 2, time.Now), authority)
+	lost := forwards(testCertificate(authority, 2), authority)
 	lost.NextProtos = []string{"http/1.1"}
 	_, err = get(lost)
 	require.ErrorContains(t, err, "want a member")
@@ -182,10 +182,10 @@ func TestUnreadableTLSFiles(t *testing.T) {
 	c := config.Default()
 	c.TLS = config.TLS{Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
 	require.NoError(t, os.Chmod(c.TLS.Key, 0o644))
-	_, err = openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
+	_, err = openTLS(c, testCertificate(authority, 1), authority, slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, "chmod 600")
 	c.TLS = config.TLS{}
-	tenants, err := openTLS(c, memberCertificate(authority, 1, time.Now), authority, slog.New(slog.DiscardHandler))
+	tenants, err := openTLS(c, testCertificate(authority, 1), authority, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
 	require.Nil(t, tenants.rest)
 	require.Nil(t, tenants.grpc())

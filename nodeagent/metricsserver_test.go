@@ -79,6 +79,7 @@ func startMetrics(t *testing.T, c *Config) string {
 		Version: "v1", Uplink: func() metrics.Uplink { return metrics.Uplink{Connected: true} }, VMs: func() []metrics.VM { return nil },
 		Counts: func() metrics.Counts { return metrics.Counts{} }, Networks: func() metrics.Networks { return metrics.Networks{} },
 		Storage: func() metrics.Storage { return metrics.Storage{} }, Images: func() metrics.Images { return metrics.Images{} },
+		Durations: metrics.NewDurations(),
 	}
 	handler := metrics.Handler(sources, metrics.Access{Hosts: c.metricsHosts(), Token: c.scrapePort().ReadToken()}, slog.New(slog.DiscardHandler))
 	ctx, stop := context.WithCancel(context.Background())

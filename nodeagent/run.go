@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
@@ -151,6 +152,7 @@ type agent struct {
 	// guardProcess starts a second process, which kills VMs after the end of the lease even if the agent has ended.
 	guardProcess *guardProcess
 	assigned     atomic.Pointer[uplink.Assignment] // nil before the first assignment
+	durations    *metrics.Durations
 
 	servesRBD bool // guests of the host can use RBD images
 	cpus      hostCPUs
@@ -237,11 +239,16 @@ func (a *agent) openMachines(ctx context.Context, host *facts.Host, accel facts.
 	if err := a.qemu.RemoveFormats(ctx, a.homes); err != nil {
 		a.log.Warn("cannot remove the files of an interrupted creation of an encrypted volume", "err", err)
 	}
+	a.durations = metrics.NewDurations()
+	observe := func(h prometheus.Histogram) func(time.Duration) {
+		return func(took time.Duration) { h.Observe(took.Seconds()) }
+	}
 	return machine.New(machine.Options{
 		QEMU: a.qemu, Homes: a.homes, Cgroups: tree, Images: a.images, Records: a.dir("records"), Accel: qemu.Accel(accel.Kind),
 		Cluster: a.link.Cluster, MachineType: host.QEMU.Machine, CPUModel: defaultModel(host.QEMU.CPUModels),
 		Taps: a.nets.taps(), Volumes: a.storage, Migration: a.migrationOptions(),
 		CPUs: a.cpus.pool(), GuardNeeded: a.guardProcess.check,
+		OnLaunch: observe(a.durations.Launch), OnBuild: observe(a.durations.Build), OnStop: observe(a.durations.Stop),
 	})
 }
 
@@ -389,10 +396,11 @@ func (a *agent) sources() metrics.Sources {
 			}
 			return out
 		},
-		Counts:   func() metrics.Counts { return metrics.Counts(machines.Counts()) },
-		Networks: a.nets.metrics,
-		Storage:  func() metrics.Storage { return storageMetrics(a.storage, machines) },
-		Images:   func() metrics.Images { return imageMetrics(a.images) },
+		Counts:    func() metrics.Counts { return metrics.Counts(machines.Counts()) },
+		Durations: a.durations,
+		Networks:  a.nets.metrics,
+		Storage:   func() metrics.Storage { return storageMetrics(a.storage, machines) },
+		Images:    func() metrics.Images { return imageMetrics(a.images) },
 	}
 }
 

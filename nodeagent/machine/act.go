@@ -131,10 +131,12 @@ func (v *VM) write(r Record) error {
 
 // build creates the disks and fetches every image that a start needs.
 func (v *VM) build(ctx context.Context, want *agentv1.AssignedVm) error {
+	began := time.Now()
 	err := v.makeDisks(ctx, want)
 	switch {
 	case err == nil:
 		v.set.counts.builds.Add(1)
+		v.set.o.OnBuild(time.Since(began))
 	case ctx.Err() == nil:
 		v.set.counts.buildFailures.Add(1)
 		v.refused = errors.Is(err, disk.ErrRefused) || errors.Is(err, qemu.ErrInvalid)
@@ -182,6 +184,7 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 // volume cannot be opened or the first write fails, the start is tried again later. If the launch fails, the failure is
 // recorded as the exit of this start, and the start is not tried again.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
+	began := time.Now()
 	wanted := nics(want)
 	if err := v.closeLastTaps(ctx, wanted); err != nil {
 		return err
@@ -210,7 +213,7 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	defer cancel()
 	process, err := v.launch(ctx, want, v.set.spec(want), taps, volumes, v.set.o.QEMU.Launch)
 	if err == nil {
-		v.set.counts.launches.Add(1)
+		v.set.countLaunch(began)
 		v.attach(process)
 		return nil
 	}

@@ -92,6 +92,8 @@ type lab struct {
 	mu    sync.Mutex
 	seen  map[cloud.VMID]cloud.Observation
 	moved chan struct{} // closed and replaced by each report
+	// durations are those of the steps that took has stored, by step.
+	durations map[string][]time.Duration
 }
 
 var labs atomic.Int64
@@ -122,6 +124,18 @@ func (l *lab) clear() {
 	require.NoError(l, errors.Join(cgrouptest.End(l.tree), l.tree.Close()))
 }
 
+// took returns a function that stores the duration of a step.
+func (l *lab) took(step string) func(time.Duration) {
+	return func(d time.Duration) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.durations == nil {
+			l.durations = map[string][]time.Duration{}
+		}
+		l.durations[step] = append(l.durations[step], d)
+	}
+}
+
 // start starts an agent on the host, which adopts the VMs.
 func (l *lab) start() {
 	homes, err := qemu.OpenHomes(filepath.Join(l.dir, "vms"), qemu.FirstUID, qemu.LastUID)
@@ -138,6 +152,7 @@ func (l *lab) start() {
 		Homes: homes, Cgroups: l.tree, Images: l.images, Records: filepath.Join(l.dir, "records"), Accel: qemu.TCG,
 		Cluster: func() string { return l.cluster }, MachineType: "pc-q35-7.2", CPUModel: "qemu64",
 		Taps: l.taps, Volumes: l.storage, Migration: l.migration, CPUs: pinning.NewPool(nil, l.dedicated),
+		OnLaunch: l.took("launch"), OnBuild: l.took("build"), OnStop: l.took("stop"),
 	})
 	require.NoError(l, err)
 	l.mu.Lock()

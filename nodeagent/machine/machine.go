@@ -381,7 +381,8 @@ func (v *VM) onExit() {
 }
 
 // updateTimers updates the times at which conditions of the VM began; observation computes durations from them. It sets
-// a time to now when its condition begins, and to zero when the condition has ended.
+// a time to now when its condition begins, and to zero when the condition has ended. It reports the duration of a stop
+// when the VM has ended.
 func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 	keep := func(since *time.Time, when bool) {
 		switch {
@@ -390,6 +391,9 @@ func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 		case since.IsZero():
 			*since = time.Now()
 		}
+	}
+	if v.guest == None && !v.offSince.IsZero() && want.GetPower() == agentv1.Power_POWER_OFF {
+		v.set.o.OnStop(time.Since(v.offSince))
 	}
 	keep(&v.offSince, want.GetPower() == agentv1.Power_POWER_OFF && v.guest != None)
 	keep(&v.rebootSince, v.record.rebooting() && v.guest != None)

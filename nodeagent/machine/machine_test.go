@@ -10,10 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -65,6 +67,38 @@ func TestLife(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, entries)
 	require.Equal(t, Counts{Launches: 2, Builds: 1}, l.Counts())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	steps := map[string]int{}
+	for step, all := range l.durations {
+		steps[step] = len(all)
+		require.Positive(t, slices.Min(all), step)
+		require.Less(t, slices.Max(all), within, step)
+	}
+	require.Equal(t, map[string]int{"launch": 2, "build": 1, "stop": 2}, steps)
+}
+
+// TestStopDuration checks that the duration of a stop begins when the VM should be off, and is reported once, when its
+// process has ended. A VM whose guest ends by itself is not stopped.
+func TestStopDuration(t *testing.T) {
+	var stops []time.Duration
+	v := &VM{set: &MachineSet{o: Options{OnStop: func(d time.Duration) { stops = append(stops, d) }}}, guest: Running}
+	power := func(p agentv1.Power) { v.updateTimers(&agentv1.AssignedVm{Power: p}) }
+	power(agentv1.Power_POWER_ON)
+	v.guest = None
+	power(agentv1.Power_POWER_ON)
+	power(agentv1.Power_POWER_OFF)
+	require.Empty(t, stops, "the guest ended by itself")
+
+	v.guest = Running
+	power(agentv1.Power_POWER_OFF)
+	require.Empty(t, stops)
+	v.offSince = v.offSince.Add(-time.Minute)
+	v.guest = None
+	power(agentv1.Power_POWER_OFF)
+	power(agentv1.Power_POWER_OFF)
+	require.Len(t, stops, 1)
+	require.GreaterOrEqual(t, stops[0], time.Minute)
 }
 
 // TestDestroyRunning checks that a running VM can be destroyed: its process ends and nothing of it remains.

@@ -18,6 +18,7 @@ import (
 // cannot be opened or the record cannot be written, receive returns the error, and the action is tried again. Any other failure
 // ends the attempt: receive or the next plan records it.
 func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
+	began := time.Now()
 	r := v.record
 	m := want.GetMigration()
 	spec, err := v.incomingSpec(want)
@@ -57,7 +58,7 @@ func (v *VM) receive(ctx context.Context, want *agentv1.AssignedVm) error {
 		err = v.prepareIncoming(ctx, m)
 	}
 	if err == nil {
-		v.set.counts.launches.Add(1)
+		v.set.countLaunch(began)
 		return nil
 	}
 	v.set.counts.launchFailures.Add(1)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -25,7 +26,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Options are the dependencies of a MachineSet. All but Taps, Volumes and Migration are required.
+// Options are the dependencies of a MachineSet. All but Taps, Volumes and Migration are required, unless they say that
+// they are optional.
 type Options struct {
 	QEMU    *qemu.Launcher
 	Homes   *qemu.Homes
@@ -47,6 +49,10 @@ type Options struct {
 	CPUs *pinning.Pool
 	// Migration is nil if the host does not take part in migrations.
 	Migration *MigrationOptions
+	// OnLaunch, OnBuild and OnStop are called with the duration of each successful start of QEMU, each successful creation
+	// of a VM's disks, and each stop of a VM: from when this agent first observed that the VM should be off until its
+	// process has ended. They must not block. Optional.
+	OnLaunch, OnBuild, OnStop func(time.Duration)
 	// GuardNeeded is called when a VM begins to need the guard process (NeedsGuard). It must not block. Optional.
 	GuardNeeded func()
 }
@@ -73,6 +79,11 @@ type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint
 
 // New returns the MachineSet of a host.
 func New(o Options) (*MachineSet, error) {
+	for _, f := range []*func(time.Duration){&o.OnLaunch, &o.OnBuild, &o.OnStop} {
+		if *f == nil {
+			*f = func(time.Duration) {}
+		}
+	}
 	if err := os.MkdirAll(o.Records, 0o700); err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
 	}
@@ -226,6 +237,12 @@ func (s *MachineSet) KillWithoutLease(ctx context.Context) error {
 func (s *MachineSet) Counts() Counts {
 	c := &s.counts
 	return Counts{c.launches.Load(), c.launchFailures.Load(), c.builds.Load(), c.buildFailures.Load(), c.deaths.Load()}
+}
+
+// countLaunch counts a successful start of QEMU that began at the time began.
+func (s *MachineSet) countLaunch(began time.Time) {
+	s.counts.launches.Add(1)
+	s.o.OnLaunch(time.Since(began))
 }
 
 // UsedImages returns the SHA-256 sums of the images that are base images of disks on this host.

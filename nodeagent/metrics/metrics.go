@@ -4,7 +4,8 @@
 // Requests for /metrics need a token if one is configured. Requests for /health need no token. To block DNS rebinding
 // by web pages, the Host header of a request must be an IP address, localhost, or one of the host's own names.
 //
-// Each request for /metrics reads the values from the functions in [Sources]; nothing is cached. Labels hold only ids
+// Each request for /metrics reads the values from the functions in [Sources]; nothing is cached. Only the histograms in
+// [Durations] are updated when a step ends. Labels hold only ids
 // of VMs, VPCs and volumes, and names that operators chose: an id reveals nothing to a reader who may not see the VM.
 package metrics
 
@@ -33,6 +34,8 @@ type Sources struct {
 	Uplink  func() Uplink
 	VMs     func() []VM
 	Counts  func() Counts
+	// Durations are the histograms of steps of VMs.
+	Durations *Durations
 	// Networks returns the VPCs of this host.
 	Networks func() Networks
 	// Storage returns the storage pools and volumes of this host.
@@ -121,7 +124,7 @@ var observed = [...]string{
 func newRegistry(s Sources) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
-		collector{s},
+		collector{s}, s.Durations.Launch, s.Durations.Build, s.Durations.Stop,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)

@@ -20,8 +20,14 @@ import (
 )
 
 func sources() Sources {
+	durations := NewDurations()
+	durations.Launch.Observe(0.3)
+	durations.Launch.Observe(7)
+	durations.Build.Observe(40)
+	durations.Stop.Observe(601)
 	return Sources{
-		Version: "v1",
+		Durations: durations,
+		Version:   "v1",
 		Uplink: func() Uplink {
 			return Uplink{Connected: true, Term: 3, Lease: 12500 * time.Millisecond, Certificate: time.Unix(1800000000, 0)}
 		},
@@ -77,6 +83,10 @@ func TestMetrics(t *testing.T) {
 	for _, line := range []string{
 		`trivet_agent_build_info{version="v1"} 1`, `trivet_agent_uplink_connected 1`, `trivet_agent_lease_seconds 12.5`, `trivet_agent_certificate_expiry_timestamp_seconds 1.8e+09`,
 		`trivet_agent_vms{observed="running"} 1`, `trivet_agent_vms{observed="ended"} 0`,
+		`trivet_agent_launch_duration_seconds_bucket{le="0.25"} 0`, `trivet_agent_launch_duration_seconds_bucket{le="0.5"} 1`,
+		`trivet_agent_launch_duration_seconds_sum 7.3`, `trivet_agent_launch_duration_seconds_count 2`,
+		`trivet_agent_build_duration_seconds_bucket{le="30"} 0`, `trivet_agent_build_duration_seconds_bucket{le="60"} 1`,
+		`trivet_agent_stop_duration_seconds_bucket{le="600"} 0`, `trivet_agent_stop_duration_seconds_sum 601`,
 		`trivet_agent_launches_total{result="ok"} 4`, `trivet_agent_guest_deaths_total 1`,
 		`trivet_agent_vm_cpu_seconds_total{vm="a"} 1.5`, `trivet_agent_vm_memory_bytes{vm="a"} 2.097152e+06`,
 		`trivet_agent_vm_disk_read_bytes_total{vm="a"} 7`, `trivet_agent_vpc_applies_total{result="failed"} 2`, `trivet_agent_vpc_repairs_total 3`, `trivet_agent_vpc_apply_seconds_total 1.5`,

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
@@ -88,6 +89,29 @@ func TestUnauthenticatedNotesAreBounded(t *testing.T) {
 	}
 	require.Equal(t, 1, named)
 	require.EqualValues(t, 500, of, "each refused call must be counted")
+	require.Equal(t, map[string]float64{
+		"trivet_audit_records_total PERMISSION_DENIED": 500, "trivet_audit_records_total OK": 1, "trivet_audit_records_dropped_total": 250,
+	}, gather(t, s), "the notes of 50 of the 100 addresses have no room")
+}
+
+// gather returns the values of the counters of a collector, by the name of the metric and the values of its labels.
+func gather(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	values := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			values[name] = m.GetCounter().GetValue()
+		}
+	}
+	return values
 }
 
 // TestNotesOfAnOrgAreBounded queues the refused calls of 500 principals of one org within a second, more than are

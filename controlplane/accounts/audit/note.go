@@ -44,6 +44,10 @@ type Service struct {
 	mu sync.Mutex
 	// proven is the queue of notes about authenticated callers. claimed is the queue of notes about all other callers.
 	proven, claimed notes
+	// noted counts the calls of Note by outcome, and dropped the notes that the queues had no room for, since the member
+	// started.
+	noted   map[string]uint64
+	dropped uint64
 	// pruned is the time of the last call of Prune that read the records, or 0 if there was none. prunedAt is the
 	// store's revision at that time.
 	pruned   cloud.Time
@@ -68,13 +72,15 @@ type kind struct{ principal, method, outcome, address string }
 
 // add queues the note r, or merges r with a queued note of the same kind k. The parameter share identifies the note's
 // org, or its principal if there is no org. The parameter most is the maximum number of notes in the queue, and mostOf
-// the maximum number with the same share. If a maximum is reached, add drops r and increments the field lost.
-func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
+// the maximum number with the same share. If a maximum is reached, add drops r, increments the field lost and returns
+// false. Otherwise it returns true.
+func (n *notes) add(r *Record, k kind, share string, most, mostOf int) bool {
 	switch like := n.kinds[k]; {
 	case like != nil:
 		like.Suppressed++
 	case len(n.kinds) >= most, n.shares[share] >= mostOf:
 		n.lost++
+		return false
 	default:
 		if n.kinds == nil {
 			n.kinds, n.shares = map[kind]*Record{}, map[string]int{}
@@ -83,6 +89,7 @@ func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 		n.kinds[k] = r
 		n.order = append(n.order, k)
 	}
+	return true
 }
 
 // take empties the queue and returns the notes that were in it. If notes were dropped, it appends a record with the
@@ -100,7 +107,7 @@ func (n *notes) take() (batch []Record) {
 
 // New returns a Service and registers its command with opts.Commands.
 func New(opts Options) *Service {
-	s := &Service{opts: opts, awake: make(chan struct{}, 1)}
+	s := &Service{opts: opts, awake: make(chan struct{}, 1), noted: map[string]uint64{}}
 	leader.Register(opts.Commands, s, writeCommand)
 	return s
 }
@@ -112,12 +119,14 @@ func (s *Service) Note(r Record) {
 	r.clean()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.noted[r.Outcome]++
+	var queued bool
 	if r.Principal != "" {
 		share := "org " + string(r.Tenant.Org)
 		if r.Tenant.Org == "" {
 			share = "principal " + r.Principal
 		}
-		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address}, share, maxProvenNotes, maxNotesOf)
+		queued = s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address}, share, maxProvenNotes, maxNotesOf)
 	} else {
 		k := kind{outcome: r.Outcome, address: r.Address}
 		// For logins and for calls of the etcd API the kind includes the method, so that these records are not merged
@@ -125,7 +134,10 @@ func (s *Service) Note(r Record) {
 		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") || strings.HasPrefix(r.Method, "/etcdserverpb.") {
 			k.method = r.Method
 		}
-		s.claimed.add(&r, k, "", maxNotes, maxNotes)
+		queued = s.claimed.add(&r, k, "", maxNotes, maxNotes)
+	}
+	if !queued {
+		s.dropped++
 	}
 	select {
 	case s.awake <- struct{}{}:

@@ -81,6 +81,7 @@ func TestIssueAndRevokeIsRateLimited(t *testing.T) {
 	}
 	require.Equal(t, []int{tokenBurst, 9 * tokenBurst}, []int{issued, refused})
 	require.Equal(t, 3*tokenBurst, w.denials())
+	require.EqualValues(t, tokenBurst, w.first.Revocations())
 
 	handler := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
 	w.first.Routes(handler, false)

@@ -107,6 +107,8 @@ type Service struct {
 	// signatures counts the token signatures that were verified.
 	signatures atomic.Int64
 	logins     logins
+	// revoked counts the successful calls that revoked one token, or all tokens of a principal.
+	revoked atomic.Int64
 	// holders caches the records about the holders of verified tokens. The key is the SHA-256 of the token's text.
 	holders *store.Memo[*holder]
 	opened  opened

@@ -428,5 +428,12 @@ func (s *Service) deny(ctx context.Context, d denial) error {
 	if out.AllEnded {
 		s.opts.Log.Warn("a principal revoked so many single tokens that all its tokens were ended", "principal", d.User, "limit", maxDenials)
 	}
+	if err == nil {
+		s.revoked.Add(1)
+	}
 	return err
 }
+
+// Revocations returns how many calls have revoked one token, or all tokens of a principal, on this member since the
+// member started. It does not count other changes that end tokens, such as that of a password.
+func (s *Service) Revocations() int64 { return s.revoked.Load() }

@@ -135,6 +135,7 @@ func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRe
 	if _, err := revokeCommand.Call(ctx, r.s.opts.Commands, user); err != nil {
 		return nil, err
 	}
+	r.s.revoked.Add(1)
 	return &emptypb.Empty{}, nil
 }
 

@@ -49,6 +49,14 @@ func (q *Quota) checkProject() error {
 	return nil
 }
 
+// setOrgDefaults sets the limit of projects if the quota of an org does not set it.
+func (q *Quota) setOrgDefaults() {
+	if q.Projects == nil {
+		limit := uint64(DefaultProjects)
+		q.Projects = &limit
+	}
+}
+
 // takeOfOrg adds the parameter more to the usage of an org and subtracts the parameter less. It returns an error if the
 // org's quota does not allow that. For a kind that the quota does not limit, takeOfOrg stores nothing. So creating VMs
 // in several projects of the org causes no conflicts on one usage record.
@@ -64,10 +72,7 @@ func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, count
 	if err != nil {
 		return err
 	}
-	if q.Projects == nil {
-		limit := uint64(DefaultProjects)
-		q.Projects = &limit
-	}
+	q.setOrgDefaults()
 	if err := q.fits(fmt.Sprintf("org %s (shared by its projects)", id), used, more, less); err != nil {
 		return err
 	}

@@ -496,3 +496,23 @@ func TestListNodes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeNotReady), n.GetState())
 }
+
+// TestLastHeartbeats checks that LastHeartbeats returns wall-clock times of the heartbeats of hosts that this member
+// received as the leader, also after the wall clock was set.
+func TestLastHeartbeats(t *testing.T) {
+	w := newWorld(t)
+	stop := w.follow(1)
+	a := w.host(1, 1)
+	w.host(1, 2) // sends no heartbeat
+	require.Empty(t, w.members[1].LastHeartbeats())
+	_, err := a.HeartbeatNode(limited(t), sendHeartbeat(a))
+	require.NoError(t, err)
+	w.pass(40 * time.Second)
+	w.setClock(time.Hour)
+	all := w.members[1].LastHeartbeats()
+	require.Len(t, all, 1)
+	require.WithinDuration(t, w.now().Add(-40*time.Second), all[a.id], 20*time.Second)
+	require.Empty(t, w.members[2].LastHeartbeats(), "a member that does not lead has heartbeats")
+	stop()
+	require.Empty(t, w.members[1].LastHeartbeats(), "a former leader has heartbeats")
+}

@@ -228,6 +228,21 @@ func (s *Service) Fleet() []schedule.Candidate {
 	return out
 }
 
+// LastHeartbeats returns the wall-clock time of each host's last heartbeat to this member. It returns none if this member
+// does not lead. A host without a heartbeat to this member, as may be after a change of the leader, is missing.
+func (s *Service) LastHeartbeats() map[cloud.NodeID]time.Time {
+	wall, steady := s.opts.Now(), s.opts.Steady().UnixMilli()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[cloud.NodeID]time.Time, len(s.nodes))
+	for id := range s.nodes { // s.nodes is empty on a member that does not lead
+		if at := s.lastHeartbeat[id]; at != 0 {
+			out[id] = wall.Add(-time.Duration(steady-at) * time.Millisecond)
+		}
+	}
+	return out
+}
+
 // Unresponsive reports whether a host has sent no heartbeat for more than cloud.HeartbeatTimeout. It returns false if
 // this member does not lead, or has led for no longer than cloud.HeartbeatTimeout.
 func (s *Service) Unresponsive(id cloud.NodeID) bool {

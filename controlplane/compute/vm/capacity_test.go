@@ -107,6 +107,7 @@ func TestInventoryMetrics(t *testing.T) {
 	for name, want := range map[string]float64{
 		"trivet_hosts READY": 1, "trivet_hosts NOT_READY": 0, "trivet_hosts MAINTENANCE": 0,
 		"trivet_host_state " + string(host) + " READY":                 1,
+		"trivet_host_last_heartbeat_timestamp_seconds " + string(host): float64(w.Clock.Now().Unix()),
 		"trivet_host_allocated " + string(host) + " vcpus":             float64(w.allocated(host).VCPUs),
 		"trivet_vms acme web CREATING":                                 1,
 		fmt.Sprintf("trivet_vm_info %s web acme web %s", host, one.ID): 1, // the labels sorted by name

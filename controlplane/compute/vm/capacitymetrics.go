@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,23 +21,22 @@ var (
 			"do not count.", nil, nil)
 )
 
-// surveyEvery is the minimum interval at which a CapacityCollector reads all hosts and VMs.
+// surveyEvery is how long a CapacityCollector uses its values before it reads all hosts and VMs again.
 const surveyEvery = time.Minute
 
 // CapacityCollector exports the capacity of the hosts, and whether any one of them can be lost. Only the leader exports
 // values, because only the leader knows which hosts are READY.
 type CapacityCollector struct {
-	vms *Service
-
-	mu       sync.Mutex // guards the fields below
-	surveyed time.Time  // time at which hosts was read; zero before the first read
-	hosts    []HostCapacity
+	vms   *Service
+	hosts *store.Expiring[[]HostCapacity]
 }
 
 var _ prometheus.Collector = (*CapacityCollector)(nil)
 
 // NewCapacityCollector returns a CapacityCollector of the hosts of s.
-func NewCapacityCollector(s *Service) *CapacityCollector { return &CapacityCollector{vms: s} }
+func NewCapacityCollector(s *Service) *CapacityCollector {
+	return &CapacityCollector{s, store.NewExpiring(s.opts.Store, surveyEvery, s.capacity)}
+}
 
 // Describe implements prometheus.Collector.
 func (c *CapacityCollector) Describe(out chan<- *prometheus.Desc) {
@@ -50,8 +48,11 @@ func (c *CapacityCollector) Describe(out chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. It exports nothing if this member does not lead, or if the records cannot be
 // read.
 func (c *CapacityCollector) Collect(out chan<- prometheus.Metric) {
-	hosts := c.read()
-	if len(hosts) == 0 {
+	if !c.vms.opts.Nodes.Leads() {
+		return
+	}
+	hosts, err := c.hosts.Get()
+	if err != nil || len(hosts) == 0 {
 		return
 	}
 	var sums [3][5]float64
@@ -77,24 +78,4 @@ func (c *CapacityCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- prometheus.MustNewConstMetric(losableDesc, prometheus.GaugeValue, losable)
 	out <- prometheus.MustNewConstMetric(unlosableDesc, prometheus.GaugeValue, unlosable)
-}
-
-// read returns the hosts as of at most surveyEvery ago. It returns none if this member does not lead.
-func (c *CapacityCollector) read() []HostCapacity {
-	if !c.vms.opts.Nodes.Leads() {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.surveyed.IsZero() || time.Since(c.surveyed) >= surveyEvery {
-		c.hosts = nil
-		if err := c.vms.opts.Store.Local(func(v *store.View) (err error) {
-			c.hosts, err = c.vms.capacity(v)
-			return err
-		}); err != nil {
-			return nil
-		}
-		c.surveyed = time.Now()
-	}
-	return c.hosts
 }

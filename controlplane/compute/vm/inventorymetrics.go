@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,6 +17,9 @@ var (
 		[]string{"host", "name", "agent_version", "qemu_version"}, nil)
 	hostStateDesc = prometheus.NewDesc("trivet_host_state",
 		"1 for the current state of the host. The other states have no series.", []string{"host", "state"}, nil)
+	heartbeatDesc = prometheus.NewDesc("trivet_host_last_heartbeat_timestamp_seconds",
+		"Time of the last heartbeat of the host to the leader, in Unix time; absent if this leader has received none.",
+		[]string{"host"}, nil)
 	hostAllocatableDesc = prometheus.NewDesc("trivet_host_allocatable", "Allocatable capacity of the host, by resource.",
 		[]string{"host", "resource"}, nil)
 	hostAllocatedDesc = prometheus.NewDesc("trivet_host_allocated", "Allocated capacity of the host, by resource.",
@@ -26,18 +28,15 @@ var (
 		[]string{"vm", "name", "org", "project", "host"}, nil)
 )
 
-// countEvery is the minimum time between two reads of all VMs by an InventoryCollector.
+// countEvery is how long an InventoryCollector uses its list of VMs before it reads all VMs again.
 const countEvery = 30 * time.Second
 
 // InventoryCollector exports the hosts and the VMs of the cloud, with their names, and the results of placements. Only
 // the leader exports hosts and VMs, because only the leader knows which hosts are READY. The values of VMs are at most
 // 30 seconds old.
 type InventoryCollector struct {
-	vms *Service
-
-	mu      sync.Mutex // guards the fields below
-	counted time.Time  // when records was read; zero before the first read
-	records []inventoryVM
+	vms     *Service
+	records *store.Expiring[[]inventoryVM]
 }
 
 // inventoryVM has the fields of a VM that are labels of metrics.
@@ -52,12 +51,15 @@ type inventoryVM struct {
 var _ prometheus.Collector = (*InventoryCollector)(nil)
 
 // NewInventoryCollector returns an InventoryCollector of the hosts and VMs of s.
-func NewInventoryCollector(s *Service) *InventoryCollector { return &InventoryCollector{vms: s} }
+func NewInventoryCollector(s *Service) *InventoryCollector {
+	return &InventoryCollector{s, store.NewExpiring(s.opts.Store, countEvery, listInventory)}
+}
 
 // Describe implements prometheus.Collector.
 func (c *InventoryCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		hostsDesc, vmsDesc, hostInfoDesc, hostStateDesc, hostAllocatableDesc, hostAllocatedDesc, vmInfoDesc, placementsDesc, refusedHostsDesc,
+		hostsDesc, vmsDesc, hostInfoDesc, hostStateDesc, heartbeatDesc, hostAllocatableDesc, hostAllocatedDesc, vmInfoDesc,
+		placementsDesc, refusedHostsDesc,
 	} {
 		out <- d
 	}
@@ -84,11 +86,15 @@ func (c *InventoryCollector) collectHosts(out chan<- prometheus.Metric) {
 	for _, s := range hostStates {
 		count[s] = 0
 	}
+	heartbeats := c.vms.opts.Nodes.LastHeartbeats()
 	for _, h := range c.vms.opts.Nodes.Fleet() {
 		n, id := &h.Node, string(h.Node.ID)
 		count[h.State]++
 		gauge(hostInfoDesc, 1, id, n.Name, n.AgentVersion, n.QEMUVersion)
 		gauge(hostStateDesc, 1, id, h.State.String())
+		if at, ok := heartbeats[n.ID]; ok {
+			gauge(heartbeatDesc, float64(at.UnixMilli())/1000, id)
+		}
 		for i, amount := range amounts(n.AllAllocatable()) {
 			gauge(hostAllocatableDesc, amount, id, resources[i])
 		}
@@ -102,12 +108,16 @@ func (c *InventoryCollector) collectHosts(out chan<- prometheus.Metric) {
 }
 
 func (c *InventoryCollector) collectVMs(out chan<- prometheus.Metric) {
+	records, err := c.records.Get()
+	if err != nil {
+		return
+	}
 	type series struct {
 		tenant cloud.Tenant
 		state  cloud.State
 	}
 	count := map[series]int{}
-	for _, vm := range c.read() {
+	for _, vm := range records {
 		count[series{vm.tenant, vm.state}]++
 		out <- prometheus.MustNewConstMetric(vmInfoDesc, prometheus.GaugeValue, 1,
 			string(vm.id), vm.name, string(vm.tenant.Org), string(vm.tenant.Project), string(vm.host))
@@ -118,25 +128,13 @@ func (c *InventoryCollector) collectVMs(out chan<- prometheus.Metric) {
 	}
 }
 
-// read returns the VMs, from records that are at most countEvery old. It returns none if the records cannot be read.
-func (c *InventoryCollector) read() []inventoryVM {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.counted.IsZero() && time.Since(c.counted) < countEvery {
-		return c.records
+// listInventory returns all VMs.
+func listInventory(v *store.View) (out []inventoryVM, err error) {
+	all, _, err := VMs.List(v, 0)
+	for _, r := range all {
+		out = append(out, inventoryVM{r.Value.ID, r.Value.Name, r.Value.Tenant(), r.Value.Node, r.Value.State})
 	}
-	c.records = nil
-	if err := c.vms.opts.Store.Local(func(v *store.View) error {
-		all, _, err := VMs.List(v, 0)
-		for _, r := range all {
-			c.records = append(c.records, inventoryVM{r.Value.ID, r.Value.Name, r.Value.Tenant(), r.Value.Node, r.Value.State})
-		}
-		return err
-	}); err != nil {
-		return nil
-	}
-	c.counted = time.Now()
-	return c.records
+	return out, err
 }
 
 // resources are the values of the label resource, in the order of amounts.

@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,17 +18,13 @@ var (
 		[]string{"storage_class", "status"}, nil)
 )
 
-// countEvery is the minimum interval at which a Collector reads all volumes.
+// countEvery is how long a Collector uses its values before it reads all volumes again.
 const countEvery = 30 * time.Second
 
 // Collector exports the number and the total size of the volumes, by storage class and status. Each member exports the
 // values in its own copy of the records. The copy of a member that is behind in the raft log is outdated.
 type Collector struct {
-	store *store.Store
-
-	mu      sync.Mutex // guards the fields below
-	counted time.Time  // time at which values were read; zero before the first read
-	values  map[series]total
+	totals *store.Expiring[map[series]total]
 }
 
 // series has the values of the labels of one time series.
@@ -43,7 +38,9 @@ type total struct{ volumes, bytes uint64 }
 var _ prometheus.Collector = (*Collector)(nil)
 
 // NewCollector returns a Collector of the volumes in s.
-func NewCollector(s *store.Store) *Collector { return &Collector{store: s} }
+func NewCollector(s *store.Store) *Collector {
+	return &Collector{store.NewExpiring(s, countEvery, count)}
+}
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(out chan<- *prometheus.Desc) {
@@ -53,16 +50,11 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. If the records cannot be read, it exports nothing.
 func (c *Collector) Collect(out chan<- prometheus.Metric) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.counted.IsZero() || time.Since(c.counted) >= countEvery {
-		values, err := count(c.store)
-		if err != nil {
-			return
-		}
-		c.counted, c.values = time.Now(), values
+	totals, err := c.totals.Get()
+	if err != nil {
+		return
 	}
-	for s, n := range c.values {
+	for s, n := range totals {
 		out <- prometheus.MustNewConstMetric(countDesc, prometheus.GaugeValue, float64(n.volumes), s.class, s.status.String())
 		out <- prometheus.MustNewConstMetric(bytesDesc, prometheus.GaugeValue, float64(n.bytes), s.class, s.status.String())
 	}
@@ -70,25 +62,22 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 
 // count returns the number and the total size of the volumes, by class and status. For each class, the result has the
 // statuses AVAILABLE, IN_USE and ERROR even if no volume has them.
-func count(s *store.Store) (map[series]total, error) {
+func count(v *store.View) (map[series]total, error) {
+	classes, _, err := storageclass.Classes.List(v, 0)
+	if err != nil {
+		return nil, err
+	}
 	values := map[series]total{}
-	err := s.Local(func(v *store.View) error {
-		classes, _, err := storageclass.Classes.List(v, 0)
-		if err != nil {
-			return err
+	for _, class := range classes {
+		for _, status := range []cloud.VolumeStatus{cloud.VolumeAvailable, cloud.VolumeInUse, cloud.VolumeError} {
+			values[series{class.Value.Name, status}] = total{}
 		}
-		for _, class := range classes {
-			for _, status := range []cloud.VolumeStatus{cloud.VolumeAvailable, cloud.VolumeInUse, cloud.VolumeError} {
-				values[series{class.Value.Name, status}] = total{}
-			}
-		}
-		all, _, err := Volumes.List(v, 0)
-		for _, r := range all {
-			at := series{r.Value.Class, r.Value.Status()}
-			n := values[at]
-			values[at] = total{n.volumes + 1, n.bytes + r.Value.SizeBytes()}
-		}
-		return err
-	})
+	}
+	all, _, err := Volumes.List(v, 0)
+	for _, r := range all {
+		at := series{r.Value.Class, r.Value.Status()}
+		n := values[at]
+		values[at] = total{n.volumes + 1, n.bytes + r.Value.SizeBytes()}
+	}
 	return values, err
 }

@@ -86,6 +86,10 @@ func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]s
 	return t.ListAfter(v, size, after)
 }
 
+// afterProject returns the path in the table owed after which the bills of the next project follow. In the path of a
+// bill, hexadecimal digits follow the project ID, and "g" sorts after all of them.
+func afterProject(id string) []string { return []string{id, "g"} }
+
 // move counts the hours up to now for the VMs of some records of the table next, in one transaction.
 func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error {
 	var long []string
@@ -147,9 +151,7 @@ func (s *Service) collect(ctx context.Context) error {
 				again = false
 			}
 		}
-		// In the path of a bill, hexadecimal digits follow the project ID. "g" sorts after all of them, so the next
-		// page begins with the next project.
-		s.payFrom = []string{string(project), "g"}
+		s.payFrom = afterProject(string(project))
 	}
 	return failed
 }
