@@ -160,17 +160,25 @@ func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.L
 	return resp, nil
 }
 
-func (c *fakeCloud) power(id string, to vmv1.VmState) (*vmv1.VirtualMachine, error) {
+// power sets the state of a VM to the state to, or to the state during if the call does not wait or the VM is called slow.
+// The VM called stuck stays in during, and the call waits until its deadline passes.
+func (c *fakeCloud) power(ctx context.Context, id string, during, to vmv1.VmState) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	vm, err := c.vm(id)
 	if err != nil {
 		return nil, err
 	}
-	switch vm.GetName() {
-	case "slow":
-		to--
-	case "broken":
+	switch {
+	case async(ctx), vm.GetName() == "slow":
+		to = during
+	case vm.GetName() == "stuck":
+		vm.State = during
+		c.mu.Unlock()
+		<-ctx.Done()
+		c.mu.Lock()
+		return nil, ctx.Err()
+	case vm.GetName() == "broken":
 		vm.State = vmv1.VmState_VM_STATE_ERROR
 		return nil, failed(codes.FailedPrecondition, "", "broken: disk is gone")
 	}
@@ -178,23 +186,34 @@ func (c *fakeCloud) power(id string, to vmv1.VmState) (*vmv1.VirtualMachine, err
 	return vm, nil
 }
 
-func (c *fakeCloud) StartVm(_ context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+func (c *fakeCloud) StartVm(ctx context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_STARTING, vmv1.VmState_VM_STATE_RUNNING)
 }
 
-func (c *fakeCloud) StopVm(_ context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
+func (c *fakeCloud) StopVm(ctx context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	c.calls = append(c.calls, fmt.Sprintf("  stop force=%v timeout=%d", in.GetForce(), in.GetTimeoutSeconds()))
 	c.mu.Unlock()
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_STOPPED)
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_STOPPING, vmv1.VmState_VM_STATE_STOPPED)
 }
 
-func (c *fakeCloud) RebootVm(_ context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+func (c *fakeCloud) RebootVm(ctx context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING, vmv1.VmState_VM_STATE_RUNNING)
 }
 
-func (c *fakeCloud) ResetVm(_ context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+func (c *fakeCloud) ResetVm(ctx context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING, vmv1.VmState_VM_STATE_RUNNING)
+}
+
+// RecoverVm makes a VM PENDING.
+func (c *fakeCloud) RecoverVm(_ context.Context, in *vmv1.RecoverVmRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	vm, err := c.vm(in.GetVmId())
+	if err == nil {
+		vm.State = vmv1.VmState_VM_STATE_PENDING
+	}
+	return vm, err
 }
 
 func (c *fakeCloud) DeleteVm(_ context.Context, in *vmv1.DeleteVmRequest) (*emptypb.Empty, error) {

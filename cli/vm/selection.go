@@ -20,6 +20,8 @@ const maxAsked = 20
 type selection struct {
 	labels   []string
 	all, yes bool
+	// wait is set only for commands that wait for hosts.
+	wait session.Waiting
 }
 
 // command returns a command whose arguments are VMs, or which selects VMs by the flags in x.

@@ -40,12 +40,12 @@ volume from it: see ` + "`trivet volume create --snapshot`" + `. A volume with s
 func createSnapshotCommand(s *session.Session) *cobra.Command {
 	var of, vm string
 	var labels []string
-	var wait bool
+	var wait session.Waiting
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a snapshot of a volume, or of all volumes of a VM", Args: session.Exactly("NAME"),
 		Long: `Create a snapshot of a volume. With --vm, create a snapshot of each volume that is attached to the VM. These
 snapshots have the content of the same instant. The name of each of them is NAME, a hyphen and the ID of the VM's disk.
-With --wait, the command waits until the copies are complete. Otherwise they go on after it has ended.`,
+With --wait, the command returns when the copies are complete. Otherwise they go on after it has ended.`,
 		Example: `  trivet snapshot create before-upgrade --volume data --wait
   trivet snapshot create before-upgrade --vm web`,
 	}
@@ -53,7 +53,7 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 	p.StringVar(&of, "volume", "", "volume, by name or ID")
 	p.StringVar(&vm, "vm", "", "VM, by name or ID")
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
-	p.BoolVar(&wait, "wait", false, "wait until the snapshots are AVAILABLE")
+	wait.Add(c, false)
 	session.RequireOne(c, "volume", "vm")
 	session.Exclusive(c, "volume", "vm")
 	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
@@ -66,7 +66,7 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 			return err
 		}
 		call := ctx
-		if wait {
+		if wait.On() {
 			var cancel context.CancelFunc
 			call, cancel = context.WithTimeout(ctx, callTimeout)
 			defer cancel()
@@ -75,7 +75,7 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 		if err != nil {
 			return err
 		}
-		if wait {
+		if wait.On() {
 			if err := awaitSnapshots(ctx, s, conn, made); err != nil {
 				return err
 			}
@@ -87,7 +87,7 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		limit := callTimeout
-		if wait {
+		if wait.On() {
 			limit = snapshotTimeout
 		}
 		return s.Run(limit, create)(c, args)
