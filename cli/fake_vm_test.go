@@ -16,6 +16,7 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/filter"
 )
 
 func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vmv1.VirtualMachine, error) {
@@ -136,18 +137,22 @@ func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1
 	return vm, nil
 }
 
-// ListVms returns two VMs per page. The only filter that it supports is one on the name.
+// vmFields are the fields that a filter of ListVms can compare.
+var vmFields = map[string]filter.Field[*vmv1.VirtualMachine]{
+	"name":   filter.Text((*vmv1.VirtualMachine).GetName),
+	"labels": filter.Pairs((*vmv1.VirtualMachine).GetLabels),
+}
+
+// ListVms returns two VMs per page.
 func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.ListVmsResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	vms := slices.Clone(c.vms)
-	if f := in.GetFilter(); f != "" {
-		name, ok := strings.CutPrefix(f, `name = "`)
-		if !ok {
-			return nil, failed(codes.InvalidArgument, "filter", "filter: unexpected %q", f)
-		}
-		vms = slices.DeleteFunc(vms, func(vm *vmv1.VirtualMachine) bool { return vm.GetName() != strings.TrimSuffix(name, `"`) })
+	match, err := filter.Compile(in.GetFilter(), vmFields)
+	if err != nil {
+		return nil, failed(codes.InvalidArgument, "filter", "%v", err)
 	}
+	vms = slices.DeleteFunc(vms, func(vm *vmv1.VirtualMachine) bool { return !match(vm) })
 	from := 0
 	if in.GetPageToken() != "" {
 		_, _ = fmt.Sscan(in.GetPageToken(), &from)
