@@ -76,6 +76,19 @@ func TestListFlags(t *testing.T) {
 	require.GreaterOrEqual(t, lists, 25)
 }
 
+// TestAllProjectsFlag checks that operators can list the objects of all projects for each kind of object of projects that
+// belong to VMs, volumes, images and networks.
+func TestAllProjectsFlag(t *testing.T) {
+	everyCommand(func(c *cobra.Command) {
+		name := strings.TrimPrefix(c.CommandPath(), "trivet ")
+		ofProject := slices.Contains([]string{"vm list", "volume list", "snapshot list", "image list"}, name) ||
+			strings.HasPrefix(name, "network ") && name != "network external list" && name != "network rule list"
+		if c.Name() == "list" && ofProject {
+			require.NotNil(t, c.Flags().Lookup("all-projects"), c.CommandPath())
+		}
+	})
+}
+
 // TestWaitFlags checks that --wait and --no-wait have the same help everywhere, and that the commands which change VMs
 // asynchronously, and no command with only one of the flags, exist.
 func TestWaitFlags(t *testing.T) {
