@@ -68,7 +68,8 @@ type stage struct {
 //	snapshot               sets the snapshot that the key-value store sends: KEY=VALUE lines
 //	later by=              advances the ledger's clock by a duration
 //	slowsnapshots          makes all snapshots that are created later PENDING until they are read
-//	failsnapshots          makes all snapshots that are created later ERROR with the reason in the input
+//	failsnapshots [name=]  makes all snapshots that are created later, or those of a name, ERROR with the reason in the input
+//	hangsnapshots name=    makes snapshots of a name that are created later stay PENDING
 //	answer                 adds answers that the user types at the terminal's prompts: a line each
 //	edit                   sets the text that the editor saves in the next `trivet`
 //	zeros name= size=      writes a file of that many zero bytes to the home directory
@@ -209,7 +210,12 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 		return names.String()
 	case "failsnapshots":
 		s.cloud.mu.Lock()
-		s.cloud.snapshots.failure = strings.TrimSpace(d.Input)
+		s.cloud.snapshots.failure, s.cloud.snapshots.failing = strings.TrimSpace(d.Input), ""
+		d.MaybeScanArgs(t, "name", &s.cloud.snapshots.failing)
+		s.cloud.mu.Unlock()
+	case "hangsnapshots":
+		s.cloud.mu.Lock()
+		d.ScanArgs(t, "name", &s.cloud.snapshots.hanging)
 		s.cloud.mu.Unlock()
 	case "slowsnapshots":
 		s.cloud.mu.Lock()

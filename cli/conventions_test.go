@@ -76,6 +76,40 @@ func TestListFlags(t *testing.T) {
 	require.GreaterOrEqual(t, lists, 25)
 }
 
+// TestAllProjectsFlag checks that operators can list the objects of all projects for each kind of object of projects that
+// belong to VMs, volumes, images and networks.
+func TestAllProjectsFlag(t *testing.T) {
+	everyCommand(func(c *cobra.Command) {
+		name := strings.TrimPrefix(c.CommandPath(), "trivet ")
+		ofProject := slices.Contains([]string{"vm list", "volume list", "snapshot list", "image list"}, name) ||
+			strings.HasPrefix(name, "network ") && name != "network external list" && name != "network rule list"
+		if c.Name() == "list" && ofProject {
+			require.NotNil(t, c.Flags().Lookup("all-projects"), c.CommandPath())
+		}
+	})
+}
+
+// TestWaitFlags checks that --wait and --no-wait have the same help everywhere, and that the commands which change VMs
+// asynchronously, and no command with only one of the flags, exist.
+func TestWaitFlags(t *testing.T) {
+	const isDefault = " (default)"
+	var waiting []string
+	everyCommand(func(c *cobra.Command) {
+		wait, noWait := c.Flags().Lookup("wait"), c.Flags().Lookup("no-wait")
+		require.Equal(t, wait == nil, noWait == nil, c.CommandPath())
+		if wait == nil {
+			return
+		}
+		waiting = append(waiting, strings.TrimPrefix(c.CommandPath(), "trivet "))
+		require.Equal(t, "wait until the operation is complete, or until --timeout has passed", strings.TrimSuffix(wait.Usage, isDefault))
+		require.Equal(t, "return when the operation is recorded, before it is complete", strings.TrimSuffix(noWait.Usage, isDefault))
+		require.NotEqual(t, strings.HasSuffix(wait.Usage, isDefault), strings.HasSuffix(noWait.Usage, isDefault), "%s: one of both is the default", c.CommandPath())
+	})
+	for _, c := range []string{"create", "start", "stop", "reboot", "reset", "delete", "rescue", "migrate", "recover", "disk attach", "disk detach", "nic attach", "nic detach"} {
+		require.Contains(t, waiting, "vm "+c)
+	}
+}
+
 // TestVerbConventions checks that the usual verbs have their aliases everywhere, and that show and delete with one
 // argument take several.
 func TestVerbConventions(t *testing.T) {

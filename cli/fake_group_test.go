@@ -26,8 +26,15 @@ func (f *fakeIdentity) GetGroup(_ context.Context, in *identityv1.GetGroupReques
 	return find(f.groups, "group", in.GetId())
 }
 
-func (f *fakeIdentity) ListGroups(context.Context, *identityv1.ListGroupsRequest) (*identityv1.ListGroupsResponse, error) {
-	return &identityv1.ListGroupsResponse{Groups: f.groups}, nil
+// ListGroups returns the groups of an org or, without one, of all orgs.
+func (f *fakeIdentity) ListGroups(_ context.Context, in *identityv1.ListGroupsRequest) (*identityv1.ListGroupsResponse, error) {
+	out := &identityv1.ListGroupsResponse{}
+	for _, g := range f.groups {
+		if in.GetOrgId() == "" || in.GetOrgId() == g.GetOrgId() {
+			out.Groups = append(out.Groups, g)
+		}
+	}
+	return out, nil
 }
 
 func (f *fakeIdentity) DeleteGroup(_ context.Context, in *identityv1.DeleteGroupRequest) (*emptypb.Empty, error) {

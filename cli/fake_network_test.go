@@ -142,6 +142,11 @@ func (f *fakeNetwork) ListAllVpcs(_ context.Context, in *networkv1.ListAllVpcsRe
 	return &networkv1.ListAllVpcsResponse{Vpcs: f.vpcs}, nil
 }
 
+func (f *fakeNetwork) ListAllSecurityGroups(_ context.Context, in *networkv1.ListAllSecurityGroupsRequest) (*networkv1.ListAllSecurityGroupsResponse, error) {
+	defer f.lock(&networkv1.ListAllSecurityGroupsRequest{OrgId: in.GetOrgId(), ProjectId: in.GetProjectId()})()
+	return &networkv1.ListAllSecurityGroupsResponse{SecurityGroups: f.groups}, nil
+}
+
 func (f *fakeNetwork) UpdateVpc(_ context.Context, in *networkv1.UpdateVpcRequest) (*networkv1.Vpc, error) {
 	defer f.lock(in)()
 	v, err := find(f.vpcs, "VPC", in.GetId())

@@ -19,24 +19,31 @@ type fakeSnapshots struct {
 	storagev1.UnimplementedSnapshotServiceServer
 	cloud *fakeCloud
 	all   []*storagev1.Snapshot
-	// failure is the reason of the status ERROR of new snapshots; empty: they are AVAILABLE.
-	failure string
-	slow    bool
+	// failure is the reason of the status ERROR of new snapshots; empty: they are AVAILABLE. If failing is not empty, only a
+	// snapshot of that name is ERROR.
+	failure, failing string
+	slow             bool
+	// hanging is the name of a snapshot that stays PENDING.
+	hanging string
 }
 
 // add stores a snapshot. The caller holds the lock of the cloud.
 func (f *fakeSnapshots) add(s *storagev1.Snapshot) *storagev1.Snapshot {
 	s.Id, s.OrgId, s.ProjectId, s.SizeGib = f.cloud.nextID(), "default", "default", 20
 	s.Status, s.Consistency = storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE, storagev1.SnapshotConsistency_SNAPSHOT_CONSISTENCY_CRASH
-	if f.failure != "" {
+	if f.fails(s) {
 		s.Status, s.StatusReason = storagev1.SnapshotStatus_SNAPSHOT_STATUS_ERROR, f.failure
 	}
-	if f.slow {
+	if f.slow || s.GetName() == f.hanging {
 		s.Status, s.StatusReason = storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING, ""
 	}
 	s.CreatedAt, s.TakenAt, s.StoredBytes = now.Add(-time.Hour).UnixMilli(), now.Add(-time.Hour).UnixMilli(), 3<<30
 	f.all = append(f.all, s)
 	return s
+}
+
+func (f *fakeSnapshots) fails(s *storagev1.Snapshot) bool {
+	return f.failure != "" && (f.failing == "" || f.failing == s.GetName())
 }
 
 func (f *fakeSnapshots) CreateSnapshot(_ context.Context, in *storagev1.CreateSnapshotRequest) (*storagev1.Snapshot, error) {
@@ -70,9 +77,9 @@ func (f *fakeSnapshots) GetSnapshot(_ context.Context, in *storagev1.GetSnapshot
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()
 	s, err := f.find(in.GetSnapshotId())
-	if s.GetStatus() == storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING {
+	if s.GetStatus() == storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING && s.GetName() != f.hanging {
 		s = proto.Clone(s).(*storagev1.Snapshot)
-		if s.Status = storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE; f.failure != "" {
+		if s.Status = storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE; f.fails(s) {
 			s.Status, s.StatusReason = storagev1.SnapshotStatus_SNAPSHOT_STATUS_ERROR, f.failure
 		}
 	}

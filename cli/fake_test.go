@@ -211,6 +211,9 @@ func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) e
 		}
 		note += fmt.Sprintf(" key %d", slices.Index(c.keys, key)+1)
 	}
+	if async(ctx) {
+		note += " async"
+	}
 	c.calls = append(c.calls, note)
 	switch {
 	case slices.Contains(open, method) && token != "":
@@ -249,6 +252,11 @@ func requestID(method string) metadata.MD {
 		return nil
 	}
 	return metadata.Pairs("x-request-id", "req-"+method[strings.LastIndexByte(method, '/')+1:])
+}
+
+// async reports whether the caller prefers a response before the hosts have acted.
+func async(ctx context.Context) bool {
+	return slices.Contains(metadata.ValueFromIncomingContext(ctx, "prefer"), "respond-async")
 }
 
 func (c *fakeCloud) unary(member string) grpc.UnaryServerInterceptor {

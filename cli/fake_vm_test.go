@@ -16,6 +16,7 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/filter"
 )
 
 func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vmv1.VirtualMachine, error) {
@@ -136,18 +137,22 @@ func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1
 	return vm, nil
 }
 
-// ListVms returns two VMs per page. The only filter that it supports is one on the name.
+// vmFields are the fields that a filter of ListVms can compare.
+var vmFields = map[string]filter.Field[*vmv1.VirtualMachine]{
+	"name":   filter.Text((*vmv1.VirtualMachine).GetName),
+	"labels": filter.Pairs((*vmv1.VirtualMachine).GetLabels),
+}
+
+// ListVms returns two VMs per page.
 func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.ListVmsResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	vms := slices.Clone(c.vms)
-	if f := in.GetFilter(); f != "" {
-		name, ok := strings.CutPrefix(f, `name = "`)
-		if !ok {
-			return nil, failed(codes.InvalidArgument, "filter", "filter: unexpected %q", f)
-		}
-		vms = slices.DeleteFunc(vms, func(vm *vmv1.VirtualMachine) bool { return vm.GetName() != strings.TrimSuffix(name, `"`) })
+	match, err := filter.Compile(in.GetFilter(), vmFields)
+	if err != nil {
+		return nil, failed(codes.InvalidArgument, "filter", "%v", err)
 	}
+	vms = slices.DeleteFunc(vms, func(vm *vmv1.VirtualMachine) bool { return !match(vm) })
 	from := 0
 	if in.GetPageToken() != "" {
 		_, _ = fmt.Sscan(in.GetPageToken(), &from)
@@ -160,17 +165,25 @@ func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.L
 	return resp, nil
 }
 
-func (c *fakeCloud) power(id string, to vmv1.VmState) (*vmv1.VirtualMachine, error) {
+// power sets the state of a VM to the state to, or to the state during if the call does not wait or the VM is called slow.
+// The VM called stuck stays in during, and the call waits until its deadline passes.
+func (c *fakeCloud) power(ctx context.Context, id string, during, to vmv1.VmState) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	vm, err := c.vm(id)
 	if err != nil {
 		return nil, err
 	}
-	switch vm.GetName() {
-	case "slow":
-		to--
-	case "broken":
+	switch {
+	case async(ctx), vm.GetName() == "slow":
+		to = during
+	case vm.GetName() == "stuck":
+		vm.State = during
+		c.mu.Unlock()
+		<-ctx.Done()
+		c.mu.Lock()
+		return nil, ctx.Err()
+	case vm.GetName() == "broken":
 		vm.State = vmv1.VmState_VM_STATE_ERROR
 		return nil, failed(codes.FailedPrecondition, "", "broken: disk is gone")
 	}
@@ -178,23 +191,34 @@ func (c *fakeCloud) power(id string, to vmv1.VmState) (*vmv1.VirtualMachine, err
 	return vm, nil
 }
 
-func (c *fakeCloud) StartVm(_ context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+func (c *fakeCloud) StartVm(ctx context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_STARTING, vmv1.VmState_VM_STATE_RUNNING)
 }
 
-func (c *fakeCloud) StopVm(_ context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
+func (c *fakeCloud) StopVm(ctx context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	c.calls = append(c.calls, fmt.Sprintf("  stop force=%v timeout=%d", in.GetForce(), in.GetTimeoutSeconds()))
 	c.mu.Unlock()
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_STOPPED)
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_STOPPING, vmv1.VmState_VM_STATE_STOPPED)
 }
 
-func (c *fakeCloud) RebootVm(_ context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+func (c *fakeCloud) RebootVm(ctx context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING, vmv1.VmState_VM_STATE_RUNNING)
 }
 
-func (c *fakeCloud) ResetVm(_ context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
-	return c.power(in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING)
+func (c *fakeCloud) ResetVm(ctx context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
+	return c.power(ctx, in.GetVmId(), vmv1.VmState_VM_STATE_RUNNING, vmv1.VmState_VM_STATE_RUNNING)
+}
+
+// RecoverVm makes a VM PENDING.
+func (c *fakeCloud) RecoverVm(_ context.Context, in *vmv1.RecoverVmRequest) (*vmv1.VirtualMachine, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	vm, err := c.vm(in.GetVmId())
+	if err == nil {
+		vm.State = vmv1.VmState_VM_STATE_PENDING
+	}
+	return vm, err
 }
 
 func (c *fakeCloud) DeleteVm(_ context.Context, in *vmv1.DeleteVmRequest) (*emptypb.Empty, error) {

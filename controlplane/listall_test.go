@@ -59,6 +59,44 @@ func TestListsOverAllProjects(t *testing.T) {
 	require.NotZero(t, subnets[0].GetAvailableIpCount())
 	require.Equal(t, []string{mine + "door"}, namesOf(mustCall(h, networks.ListAllPorts, &networkv1.ListAllPortsRequest{OrgId: org}).GetPorts()))
 
+	lists := map[string]func(org string) []string{
+		"front-end": func(org string) []string {
+			return namesOf(mustCall(h, networks.ListAllSecurityGroups, &networkv1.ListAllSecurityGroupsRequest{OrgId: org}).GetSecurityGroups())
+		},
+		"by-hand": func(org string) []string {
+			return namesOf(mustCall(h, networks.ListAllRouteTables, &networkv1.ListAllRouteTablesRequest{OrgId: org}).GetRouteTables())
+		},
+		"shop": func(org string) []string {
+			all := mustCall(h, networks.ListAllServiceIps, &networkv1.ListAllServiceIpsRequest{OrgId: org}).GetServiceIps()
+			for _, one := range all {
+				if one.GetName() == "shop" {
+					require.Len(t, one.GetBackends(), 1, "the port that the selector selects")
+				}
+			}
+			return namesOf(all)
+		},
+		"partner": func(org string) []string {
+			return namesOf(mustCall(h, networks.ListAllPeerings, &networkv1.ListAllPeeringsRequest{OrgId: org}).GetPeerings())
+		},
+	}
+	other := mustCall(h, networks.CreateVpc, &networkv1.CreateVpcRequest{OrgId: org, ProjectId: project, Name: "other", CidrBlock: "10.8.0.0/16"})
+	mustCall(h, networks.CreatePort, &networkv1.CreatePortRequest{OrgId: org, ProjectId: project, Name: "back", SubnetId: subnet.GetId(), Labels: map[string]string{"app": "shop"}})
+	mustCall(h, networks.CreateSecurityGroup, &networkv1.CreateSecurityGroupRequest{OrgId: org, ProjectId: project, Name: "front-end"})
+	mustCall(h, networks.CreateRouteTable, &networkv1.CreateRouteTableRequest{OrgId: org, ProjectId: project, Name: "by-hand", VpcId: vpc.GetId()})
+	mustCall(h, networks.CreateServiceIp, &networkv1.CreateServiceIpRequest{
+		OrgId: org, ProjectId: project, Name: "shop", VpcId: vpc.GetId(), SubnetId: subnet.GetId(),
+		Ports:    []*networkv1.ServicePort{{Name: "http", Protocol: "tcp", Port: 80}},
+		Selector: map[string]string{"app": "shop"},
+	})
+	mustCall(h, networks.CreatePeering, &networkv1.CreatePeeringRequest{OrgId: org, ProjectId: project, Name: "partner", VpcId: vpc.GetId(), PeerVpcId: other.GetId()})
+	for name, list := range lists {
+		require.Contains(t, list(""), mine+name)
+		require.Contains(t, list(org), mine+name)
+		require.NotContains(t, list(string(web.Org)), mine+name, "the list is limited to another org")
+	}
+	require.Empty(t, mustCall(h, networks.ListAllNatGateways, &networkv1.ListAllNatGatewaysRequest{OrgId: org}).GetNatGateways())
+	require.Empty(t, mustCall(h, networks.ListAllFloatingIps, &networkv1.ListAllFloatingIpsRequest{OrgId: org}).GetFloatingIps())
+
 	images := mustCall(h, storagev1.NewImageDataServiceClient(h.public).ListAllImages, &storagev1.ListAllImagesRequest{}).GetImages()
 	require.Len(t, images, 1)
 	require.Equal(t, h.resources["image"], images[0].GetId())

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -41,11 +42,13 @@ func TestOpenAPI(t *testing.T) {
 		l := h.listenerNamed(d.name)
 		text, err := json.MarshalIndent(openapi.Document(restRoutes(l), openapi.Options{
 			Title: d.title, Description: documentText, Port: d.port, Comment: comments.Comment,
+			GoComment: openapitest.GoComments("github.com/trivet-cloud/trivet", ".."),
 		}), "", " ")
 		require.NoError(t, err)
 		text = append(text, '\n')
 		_, err = openapitest.New(text)
 		require.NoError(t, err, d.name)
+		requireDescriptions(t, text)
 		file := filepath.Join("..", "docs", "api", d.name+".json")
 		if *rewrite {
 			require.NoError(t, os.WriteFile(file, text, 0o644))
@@ -60,6 +63,36 @@ func TestOpenAPI(t *testing.T) {
 		require.True(t, bytes.Equal(text, served), "%s serves another document", d.name)
 	}
 }
+
+// requireDescriptions checks that each field of the bodies that are Go structs has a description. The fields of messages
+// have the comments of the protos.
+func requireDescriptions(t *testing.T, document []byte) {
+	type schema struct {
+		Description string
+		Properties  map[string]json.RawMessage
+	}
+	var d struct {
+		Components struct{ Schemas map[string]schema }
+	}
+	require.NoError(t, json.Unmarshal(document, &d))
+	var check func(at string, s schema)
+	check = func(at string, s schema) {
+		for name, text := range s.Properties {
+			var field schema
+			require.NoError(t, json.Unmarshal(text, &field))
+			require.NotEmpty(t, field.Description, "%s.%s: the field of the Go struct needs a comment", at, name)
+			check(at+"."+name, field)
+		}
+	}
+	for name, s := range d.Components.Schemas {
+		if name != "Error" && !isMessage(name) {
+			check(name, s)
+		}
+	}
+}
+
+// isMessage reports whether the name of a schema is that of a message, such as network.v1.Port.
+func isMessage(name string) bool { return strings.Contains(name, ".v1.") }
 
 // isScrape reports whether a path is for Prometheus, and not a part of a REST API.
 func isScrape(path string) bool { return path == "/metrics" || path == "/targets" }

@@ -26,9 +26,7 @@ of the login.`,
 			"  trivet binding create --group devs --role project:member --org acme --project web",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createGroupCommand(s), groups(s).Command(s, &cobra.Command{Use: "list", Short: "List the groups of an org",
-		Long: "List the groups of an org. A system:admin without --org sees the groups of all orgs."}, callTimeout),
-		showGroupCommand(s), deleteGroupCommand(s),
+	c.AddCommand(createGroupCommand(s), listGroupsCommand(s), showGroupCommand(s), deleteGroupCommand(s),
 		membersCommand(s, users, "add", "Add users to a group", "is in group", func(ctx context.Context, c identityv1.IdentityServiceClient, org, group, user string) error {
 			_, err := c.AddGroupMember(ctx, &identityv1.AddGroupMemberRequest{OrgId: org, GroupId: group, UserId: user})
 			return err
@@ -37,6 +35,24 @@ of the login.`,
 			_, err := c.RemoveGroupMember(ctx, &identityv1.RemoveGroupMemberRequest{OrgId: org, GroupId: group, UserId: user})
 			return err
 		}))
+	return c
+}
+
+func listGroupsCommand(s *session.Session) *cobra.Command {
+	c := groups(s).Command(s, &cobra.Command{Use: "list", Short: "List the groups of an org",
+		Long: `List the groups of an org: that of --org, or that of the login. A system:admin whose login has no org sees the groups of
+all orgs without --org.`}, callTimeout)
+	list := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := list(c, args); err != nil {
+			return err
+		}
+		named, _ := s.Named()
+		if org, _ := s.Tenant(); named == "" && org != "" && s.Form.ForPeople() {
+			s.Note("only the groups of org %s are listed, which is the org of the login; --org names another one", org)
+		}
+		return nil
+	}
 	return c
 }
 
@@ -103,16 +119,16 @@ func showGroupCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return s.Print(g, []string{g.GetId()}, func(w io.Writer) error {
-			members, _, err := session.Pages(0, func(token string) ([]string, string, error) {
-				page, err := client.ListGroupMembers(ctx, &identityv1.ListGroupMembersRequest{
-					OrgId: org, GroupId: id, PageSize: session.PageSize, PageToken: token,
-				})
-				return page.GetUserIds(), page.GetNextPageToken(), err
+		members, _, err := session.Pages(0, func(token string) ([]string, string, error) {
+			page, err := client.ListGroupMembers(ctx, &identityv1.ListGroupMembersRequest{
+				OrgId: org, GroupId: id, PageSize: session.PageSize, PageToken: token,
 			})
-			if err != nil {
-				return err
-			}
+			return page.GetUserIds(), page.GetNextPageToken(), err
+		})
+		if err != nil {
+			return err
+		}
+		return s.PrintValue(groupDocument(g, members), []string{g.GetId()}, func(w io.Writer) error {
 			f := [][2]string{
 				{"ID", g.GetId()}, {"Org", g.GetOrgId()}, {"Name", g.GetName()}, {"Created", show.When(g.GetCreatedAt())}, {"Created by", g.GetCreatedBy()},
 			}
@@ -126,6 +142,16 @@ func showGroupCommand(s *session.Session) *cobra.Command {
 		})
 	})
 	return c
+}
+
+// groupDocument returns the document of a group for -o json: that of the message, which has no members, and the IDs of the
+// members.
+func groupDocument(g *identityv1.Group, members []string) show.Object {
+	ids := make([]any, len(members))
+	for i, id := range members {
+		ids[i] = id
+	}
+	return append(show.Document(g), show.Member{Key: "members", Value: ids})
 }
 
 func deleteGroupCommand(s *session.Session) *cobra.Command {

@@ -138,7 +138,7 @@ image. An image with another checksum is refused.`,
 	p.StringVar(&as, "as", "", "name of the image (default: the name in the catalog)")
 	p.BoolVar(&f.public, "public", false, "share it with every org (requires system:admin)")
 	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "share it with these orgs: ORG,...")
-	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
+	f.wait.Add(c, true)
 	c.RunE = s.Run(importTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		e, err := findEntry(read, args[0])
 		if err != nil {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -37,7 +36,7 @@ type importFlags struct {
 	minDisk, minMemory uint32
 	metadata           []string
 	sha256             string
-	noWait             bool
+	wait               session.Waiting
 }
 
 func importCommand(s *session.Session) *cobra.Command {
@@ -53,7 +52,7 @@ The command waits until a majority of the members stores the image.`,
   trivet image import web-template snapshot:0190a000-0000-7000-8000-000000000001`,
 		Args: session.Exactly("NAME", "FILE"),
 	}
-	f.add(c.Flags())
+	f.add(c)
 	c.ValidArgsFunction = completeFile
 	c.RunE = s.Run(importTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, err := f.request(args[0], args[1])
@@ -73,8 +72,9 @@ The command waits until a majority of the members stores the image.`,
 	return c
 }
 
-// add adds the flags that describe a new image.
-func (f *importFlags) add(p *pflag.FlagSet) {
+// add adds the flags that describe a new image, and those for the wait.
+func (f *importFlags) add(c *cobra.Command) {
+	p := c.Flags()
 	p.BoolVar(&f.public, "public", false, "share it with every org (requires system:admin)")
 	p.StringSliceVar(&f.sharedWith, "shared-with", nil, "share it with these orgs: ORG,...")
 	p.StringVar(&f.format, "format", "", "raw, qcow2, vmdk or vhd (default: detect)")
@@ -85,7 +85,7 @@ func (f *importFlags) add(p *pflag.FlagSet) {
 	p.Uint32Var(&f.minMemory, "min-memory", 0, "minimum memory of a VM in MiB")
 	p.StringVar(&f.sha256, "sha256", "", "expected SHA-256 of the bytes: an image with other bytes is refused")
 	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
-	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
+	f.wait.Add(c, true)
 }
 
 // completeFile completes the argument FILE with the names of files of this host. An import reads a file of a control
@@ -186,7 +186,7 @@ func (f *importFlags) run(ctx context.Context, s *session.Session, client vmv1.I
 	goesOn := session.Ongoing{What: "the import goes on", Look: "trivet image show " + req.GetName()}
 	err = s.WaitOngoing("importing "+req.GetName(), goesOn, func(say func(string)) error {
 		image, err = client.CreateImage(ctx, req)
-		for pause := firstPoll; err == nil && !f.noWait && !settled(image); pause = min(2*pause, lastPoll) {
+		for pause := firstPoll; err == nil && f.wait.On() && !settled(image); pause = min(2*pause, lastPoll) {
 			say(fmt.Sprintf("importing %s: %s, %s", req.GetName(), show.Enum("IMAGE_STATUS", image.GetStatus()), show.Bytes(image.GetSizeBytes())))
 			if err = dial.Sleep(ctx, pause); err != nil {
 				return fmt.Errorf("image %s (%s) is still %s: %w", image.GetName(), image.GetId(), show.Enum("IMAGE_STATUS", image.GetStatus()), err)

@@ -50,7 +50,7 @@ missing. The command waits until a majority of the members stores the image, and
 		Example: "  trivet image upload debian debian-12-genericcloud-amd64.qcow2",
 		Args:    session.Exactly("NAME", "FILE"),
 	}
-	f.add(c.Flags())
+	f.add(c)
 	c.ValidArgsFunction = completeFile
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, err := f.describe(args[0])
@@ -58,7 +58,7 @@ missing. The command waits until a majority of the members stores the image, and
 			return err
 		}
 		req.OrgId, _ = s.Tenant()
-		u := &upload{s: s, conn: conn, images: vmv1.NewImageServiceClient(conn), req: req, noWait: f.noWait}
+		u := &upload{s: s, conn: conn, images: vmv1.NewImageServiceClient(conn), req: req, wait: f.wait}
 		image, err := u.run(ctx, args[1])
 		if err != nil {
 			return err
@@ -83,7 +83,7 @@ type upload struct {
 	conn   *dial.Conn
 	images vmv1.ImageServiceClient
 	req    *vmv1.CreateImageRequest
-	noWait bool
+	wait   session.Waiting
 
 	state savedUpload
 	// path is the file in which state is stored, so that a later run continues the upload. It is empty for standard
@@ -215,7 +215,7 @@ func (u *upload) complete(ctx context.Context, say func(string)) (image *vmv1.Im
 			})
 			return err
 		})
-		if err != nil || u.noWait || settled(image) {
+		if err != nil || !u.wait.On() || settled(image) {
 			return image, err
 		}
 		say(fmt.Sprintf("storing %s: %s", image.GetName(), show.Enum("IMAGE_STATUS", image.GetStatus())))

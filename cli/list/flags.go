@@ -1,7 +1,6 @@
 package list
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,7 +16,7 @@ type Flags struct {
 	limit     int
 	pageToken string
 	filter    string
-	labels    []string
+	labels    Labels
 }
 
 // add adds the flags to a command. The names of the columns are their shell completions.
@@ -43,41 +42,15 @@ func (f *Flags) addFilter(c *cobra.Command, example string) {
 	c.Flags().StringVar(&f.filter, "filter", "", usage)
 }
 
-// addLabel adds the flag that selects objects by their labels.
-func (f *Flags) addLabel(c *cobra.Command) {
-	c.Flags().StringSliceVarP(&f.labels, "label", "l", nil, "list only objects with this label: KEY=VALUE, or KEY for any value; repeatable")
-}
-
 // Filter returns the filter of --filter and --label, in the form of AIP-160. It returns a *session.Usage error for an
 // invalid label.
 func (f *Flags) Filter() (string, error) {
-	var terms []string
-	for _, l := range f.labels {
-		key, value, has := strings.Cut(l, "=")
-		switch k, v := quote(key), quote(value); {
-		case key == "" || k == "" || has && v == "":
-			return "", session.Usagef("--label %q: want KEY=VALUE or KEY", l)
-		case has:
-			terms = append(terms, fmt.Sprintf("labels.%s = %s", k, v))
-		default:
-			terms = append(terms, fmt.Sprintf("labels.%s:*", k))
-		}
-	}
-	if len(terms) == 0 {
+	labels, err := f.labels.Filter()
+	switch {
+	case err != nil || strings.TrimSpace(f.filter) == "":
+		return labels, err
+	case labels == "":
 		return f.filter, nil
 	}
-	if strings.TrimSpace(f.filter) != "" {
-		terms = append([]string{"(" + f.filter + ")"}, terms...)
-	}
-	return strings.Join(terms, " AND "), nil
-}
-
-// quote returns text as a string of a filter, or "" if it contains both kinds of quotes. Filters have no escapes.
-func quote(text string) string {
-	for _, q := range []string{`"`, `'`} {
-		if !strings.Contains(text, q) {
-			return q + text + q
-		}
-	}
-	return ""
+	return "(" + f.filter + ") AND " + labels, nil
 }

@@ -72,7 +72,7 @@ func (k *Kind[T]) AddFlags(s *session.Session, c *cobra.Command) *Flags {
 		f.addFilter(c, example(k.Filters, fields))
 	}
 	if hasLabels(fields) {
-		f.addLabel(c)
+		f.labels.Add(c, "list only objects")
 	}
 	return f
 }

@@ -79,7 +79,8 @@ func TestFilterWithLabels(t *testing.T) {
 		{"", nil, ""},
 		{"state = RUNNING OR vcpus > 1", []string{"env=prod"}, `(state = RUNNING OR vcpus > 1) AND labels."env" = "prod"`},
 		{"", []string{"a/b=x=y", "tier"}, `labels."a/b" = "x=y" AND labels."tier":*`},
-		{"", []string{`q=say "hi"`, "empty="}, `labels."q" = 'say "hi"' AND labels."empty" = ""`},
+		{"", []string{`q=say "hi"`, "empty="}, `labels."q" = 'say "hi"' AND labels."empty":* AND labels."empty" = ""`},
+		{"", []string{"any=*", "some=a*"}, `labels."any":* AND labels."any" = "*" AND labels."some" = "a*"`},
 	} {
 		got, err := (&Flags{filter: tc.filter, labels: tc.labels}).Filter()
 		require.NoError(t, err)

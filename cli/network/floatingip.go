@@ -34,6 +34,12 @@ func floatingIPs() *kind[*networkv1.FloatingIp] {
 			})
 			return page.GetFloatingIps(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.FloatingIp, string, error) {
+			page, err := c.ListAllFloatingIps(ctx, &networkv1.ListAllFloatingIpsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetFloatingIps(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.FloatingIp, error) {
 			return t.client.GetFloatingIp(ctx, &networkv1.GetFloatingIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

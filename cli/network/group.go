@@ -39,6 +39,12 @@ func groups() *kind[*networkv1.SecurityGroup] {
 			})
 			return page.GetSecurityGroups(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.SecurityGroup, string, error) {
+			page, err := c.ListAllSecurityGroups(ctx, &networkv1.ListAllSecurityGroupsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetSecurityGroups(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.SecurityGroup, error) {
 			return t.client.GetSecurityGroup(ctx, &networkv1.GetSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

@@ -32,6 +32,12 @@ func natGateways() *kind[*networkv1.NatGateway] {
 			})
 			return page.GetNatGateways(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.NatGateway, string, error) {
+			page, err := c.ListAllNatGateways(ctx, &networkv1.ListAllNatGatewaysRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetNatGateways(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.NatGateway, error) {
 			return t.client.GetNatGateway(ctx, &networkv1.GetNatGatewayRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

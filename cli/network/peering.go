@@ -38,6 +38,12 @@ func peerings() *kind[*networkv1.Peering] {
 			})
 			return page.GetPeerings(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.Peering, string, error) {
+			page, err := c.ListAllPeerings(ctx, &networkv1.ListAllPeeringsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetPeerings(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.Peering, error) {
 			return t.client.GetPeering(ctx, &networkv1.GetPeeringRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

@@ -44,6 +44,12 @@ func routeTables() *kind[*networkv1.RouteTable] {
 			})
 			return page.GetRouteTables(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.RouteTable, string, error) {
+			page, err := c.ListAllRouteTables(ctx, &networkv1.ListAllRouteTablesRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetRouteTables(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.RouteTable, error) {
 			return t.client.GetRouteTable(ctx, &networkv1.GetRouteTableRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

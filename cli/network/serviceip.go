@@ -49,6 +49,12 @@ func serviceIPs() *kind[*networkv1.ServiceIp] {
 			})
 			return page.GetServiceIps(), page.GetNextPageToken(), err
 		},
+		everywhere: func(ctx context.Context, c networkv1.NetworkServiceClient, q query) ([]*networkv1.ServiceIp, string, error) {
+			page, err := c.ListAllServiceIps(ctx, &networkv1.ListAllServiceIpsRequest{
+				OrgId: q.org, ProjectId: q.project, PageSize: q.size, PageToken: q.token,
+			})
+			return page.GetServiceIps(), page.GetNextPageToken(), err
+		},
 		get: func(ctx context.Context, t *target, id string) (*networkv1.ServiceIp, error) {
 			return t.client.GetServiceIp(ctx, &networkv1.GetServiceIpRequest{OrgId: t.org, ProjectId: t.project, Id: id})
 		},

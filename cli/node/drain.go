@@ -57,7 +57,8 @@ func (f *DrainFlags) Request(id string) (*vmv1.DrainNodeRequest, error) {
 
 func drainCommand(s *session.Session) *cobra.Command {
 	var f DrainFlags
-	var wait, cancel bool
+	var cancel bool
+	var wait session.Waiting
 	c := &cobra.Command{
 		Use: "drain HOST", Short: "Move all VMs that run on a host to other hosts",
 		Long: `Move all VMs that run on a host to other hosts, for example before a reboot. No VM is placed on the host meanwhile. When
@@ -76,17 +77,17 @@ host if all its disks are volumes that other hosts can use; other VMs that do no
 		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s)),
 	}
 	f.Add(c)
-	c.Flags().BoolVar(&wait, "wait", false, "wait until no VM runs on the host")
+	wait.Add(c, false)
 	c.Flags().BoolVar(&cancel, "cancel", false, "end the drain; the host stays cordoned, and migrations that have begun go on")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		ctx, end := s.Limit(ctx, map[bool]time.Duration{false: callTimeout, true: maxDrainWait}[wait])
+		ctx, end := s.Limit(ctx, map[bool]time.Duration{false: callTimeout, true: maxDrainWait}[wait.On()])
 		defer end()
 		id, err := Find(ctx, conn, args[0])
 		if err != nil {
 			return err
 		}
 		if cancel {
-			if wait || f.Force || f.Within != 0 {
+			if wait.On() || f.Force || f.Within != 0 {
 				return session.Usagef("--cancel cannot be used with --wait, --force and --within")
 			}
 			if _, err := operatorv1.NewOperatorServiceClient(conn).CancelDrain(ctx, &operatorv1.CancelDrainRequest{NodeId: id}); err != nil {
@@ -106,7 +107,7 @@ host if all its disks are volumes that other hosts can use; other VMs that do no
 		if err != nil {
 			return err
 		}
-		if wait {
+		if wait.On() {
 			if err := AwaitDrained(ctx, s, conn, id, n.GetName()); err != nil {
 				return err
 			}

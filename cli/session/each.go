@@ -2,11 +2,14 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/explain"
@@ -27,7 +30,8 @@ func Many(c *cobra.Command) *cobra.Command {
 
 // RunEach is like Run for a command that does the same to each of its arguments, one after the other. If body fails for
 // an argument, RunEach prints the error and goes on with the next one; the exit code is that of the first error. The
-// deadline without --timeout is limit for each argument; --timeout is the deadline of the whole command.
+// deadline without --timeout is limit for each argument; --timeout is the deadline of the whole command. When it passes,
+// RunEach prints an error for each argument that is left, and the exit code is that of a timeout.
 func (s *Session) RunEach(limit time.Duration, body func(ctx context.Context, conn *dial.Conn, arg string) error) func(*cobra.Command, []string) error {
 	return s.runEach(limit, false, body)
 }
@@ -70,21 +74,74 @@ func (s *Session) Each(ctx context.Context, limit time.Duration, args []string, 
 		s.facts.Ongoing = explain.Ongoing{}
 		return body(ctx, arg)
 	}
+	late := func() bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
+	deadline, _ := ctx.Deadline() // the zero time without a deadline
 	first := 0
-	for _, arg := range args {
-		err := one(arg)
+	for i, arg := range args {
+		var err error
+		if i > 0 && late() {
+			err = Errorf(codes.DeadlineExceeded, "", "%s was not attempted: the deadline of the command had passed", arg)
+		} else {
+			err = one(arg)
+		}
 		if err == nil {
 			continue
 		}
-		if len(args) == 1 || ctx.Err() != nil {
+		if deadlinePassed(err) && !deadline.IsZero() && time.Until(deadline) < deadlineSkew {
+			<-ctx.Done()
+		}
+		if len(args) == 1 || errors.Is(ctx.Err(), context.Canceled) {
 			return err
 		}
+		if code := s.Report(s.named(arg, err)); first == 0 {
+			first = code
+		}
+	}
+	switch {
+	case first == 0:
+		return nil
+	case late():
+		first = explain.ExitTimeout
+	}
+	return &Coded{Code: first}
+}
+
+// deadlineSkew is the maximum time by which a member, whose clock measures the deadline of a call too, reports that it has
+// passed before the context of the call ends.
+const deadlineSkew = 100 * time.Millisecond
+
+func deadlinePassed(err error) bool {
+	var problem *Problem
+	if errors.As(err, &problem) {
+		return problem.Code == codes.DeadlineExceeded
+	}
+	return status.Code(err) == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded)
+}
+
+// named puts arg before the error for a deadline, which otherwise does not say for which of several arguments it passed.
+// The report of an ongoing operation says that already.
+func (s *Session) named(arg string, err error) error {
+	var problem *Problem
+	if !deadlinePassed(err) || errors.As(err, &problem) || s.facts.Ongoing.What != "" {
+		return err
+	}
+	return fmt.Errorf("%s: %w", arg, err)
+}
+
+// ReportAll prints the errors of operations on several objects. It returns nil if there are none, the error itself if
+// there is one, and else an error that prints nothing and has the exit code of the first.
+func (s *Session) ReportAll(errs ...error) error {
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	first := 0
+	for _, err := range errs {
 		if code := s.Report(err); first == 0 {
 			first = code
 		}
 	}
-	if first != 0 {
-		return &Coded{Code: first}
-	}
-	return nil
+	return &Coded{Code: first}
 }

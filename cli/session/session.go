@@ -11,6 +11,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -127,6 +128,19 @@ func (s *Session) Limit(ctx context.Context, limit time.Duration) (context.Conte
 	}
 	s.facts.Timeout = limit
 	return context.WithTimeout(ctx, limit)
+}
+
+// printTime is the time that a command has for the calls that it makes to print its result, after its deadline.
+const printTime = 2 * time.Second
+
+// PrintContext returns a context for the calls that a command makes to print its result, such as the one for the names of
+// hosts. If the deadline of ctx has passed, the context has 2 more seconds: a command for several objects then prints
+// what it has reached for them.
+func (s *Session) PrintContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(context.WithoutCancel(ctx), printTime)
 }
 
 // Wait runs body and shows text in the status line meanwhile. body can change the text by calling say.

@@ -32,7 +32,8 @@ type createFlags struct {
 	sshKeys                 []string
 	userData                string
 	kernel, initrd, cmdline string
-	start, noWait           bool
+	start                   bool
+	wait                    session.Waiting
 	machine                 machineFlags
 }
 
@@ -43,7 +44,8 @@ func createCommand(s *session.Session) *cobra.Command {
 		Short: "Create a VM",
 		Long: `Create a VM. Its first disk is a copy of --image; disks without an image are blank. With --image and without --disk,
 the VM gets one disk of 10 GiB, or more if the image requires it. The command waits until the disks are complete and,
-with --start, until the VM runs; if it is interrupted, the VM is created all the same.
+with --start, until the VM runs; if it is interrupted, the VM is created all the same. With --start and --no-wait, the VM
+starts when its disks are complete.
 
 A --disk is
   ` + diskForm + `,
@@ -103,9 +105,8 @@ mappings, and labels and metadata are mappings:
 	p.StringVar(&f.initrd, "initrd", "", "initial RAM disk for --kernel: an image, by name or ID")
 	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
 	f.machine.register(p)
-	p.BoolVar(&f.start, "start", false, "start the VM, and wait until it runs")
-	p.BoolVar(&f.noWait, "no-wait", false, "return when the VM is recorded, before its disks are complete")
-	session.Exclusive(c, "start", "no-wait")
+	p.BoolVar(&f.start, "start", false, "start the VM")
+	f.wait.Add(c, true)
 	for _, flag := range []string{"image", "kernel", "initrd", "cdrom"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}

@@ -14,11 +14,8 @@ import (
 const createLimit = 10 * time.Minute
 
 // settle waits until the disks of a new VM are complete and, with --start, starts the VM and waits until it runs. With
-// --no-wait it returns at once.
+// --no-wait it does not wait.
 func (f *createFlags) settle(ctx context.Context, s *session.Session, conn *dial.Conn, t *target, vm *vmv1.VirtualMachine) (*vmv1.VirtualMachine, error) {
-	if f.noWait {
-		return vm, nil
-	}
 	name := vm.GetName()
 	w := &waiter{target: t, name: name, states: []vmv1.VmState{vmv1.VmState_VM_STATE_STOPPED, vmv1.VmState_VM_STATE_RUNNING},
 		ongoing: session.Ongoing{What: name + " is still being created", Look: "trivet vm wait " + name + " --for STOPPED"}}
@@ -26,7 +23,7 @@ func (f *createFlags) settle(ctx context.Context, s *session.Session, conn *dial
 		w.states = []vmv1.VmState{vmv1.VmState_VM_STATE_RUNNING}
 		w.ongoing = session.Ongoing{What: name + " is still being created and started", Look: "trivet vm wait " + name + " --for RUNNING"}
 		err := s.WaitOngoing("starting "+name, w.ongoing, func(func(string)) (err error) {
-			vm, err = start.do(ctx, t)
+			vm, err = start.do(f.wait.Context(ctx), t)
 			return err
 		})
 		if err != nil {
@@ -34,7 +31,7 @@ func (f *createFlags) settle(ctx context.Context, s *session.Session, conn *dial
 			return nil, err
 		}
 	}
-	if slices.Contains(w.states, vm.GetState()) {
+	if !f.wait.On() || slices.Contains(w.states, vm.GetState()) {
 		return vm, nil
 	}
 	return w.run(ctx, s, conn, "creating "+name)

@@ -29,9 +29,9 @@ func completeDevice(s *session.Session, ids func(*vmv1.VirtualMachine) []string)
 }
 
 // runDetach returns the RunE function of a command with the arguments VM and DEVICE. The function calls detach with the
-// VM and the ID of the device. limit is the deadline unless --timeout is given.
+// VM and the ID of the device. limit is the deadline unless --timeout is given. wait has the flags of the command.
 func runDetach(
-	s *session.Session, limit time.Duration, detach func(ctx context.Context, t *target, id string) error,
+	s *session.Session, limit time.Duration, wait *session.Waiting, detach func(ctx context.Context, t *target, id string) error,
 ) func(*cobra.Command, []string) error {
 	return s.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		t, err := find(ctx, s, conn, args[0])
@@ -39,8 +39,11 @@ func runDetach(
 			return err
 		}
 		goesOn := session.Ongoing{What: args[1] + " may still be detached", Look: "trivet vm show " + args[0]}
-		if err := s.WaitOngoing("detaching "+args[1], goesOn, func(func(string)) error { return detach(ctx, t, args[1]) }); err != nil {
+		if err := s.WaitOngoing("detaching "+args[1], goesOn, func(func(string)) error { return detach(wait.Context(ctx), t, args[1]) }); err != nil {
 			return err
+		}
+		if !wait.On() {
+			return s.Done(args[1], "is being detached")
 		}
 		return s.Done(args[1], "detached")
 	})

@@ -40,6 +40,7 @@ with the VM cannot be detached. They are deleted with the VM.`,
 func attachDiskCommand(s *session.Session) *cobra.Command {
 	var name, from, size, id, bus, cache string
 	var boot uint32
+	var wait session.Waiting
 	c := vmArgCommand(s, "attach VM", "Attach a disk to a VM")
 	c.Long = `Attach a disk to a VM that is stopped or running. The disk is an existing volume or a new volume. A new
 volume is blank or begins with the content of an image. It gets the default storage class and the name VM-DISK, made of
@@ -56,6 +57,7 @@ running VM can get disks on the buses virtio and scsi.`
 	p.StringVar(&bus, "bus", "virtio", "virtio, scsi, ide or sata")
 	p.StringVar(&cache, "cache", "writeback", "none, writeback or writethrough")
 	p.Uint32Var(&boot, "boot-index", 0, "lower boots first")
+	wait.Add(c, true)
 	session.RequireOne(c, "volume", "size")
 	session.Exclusive(c, "volume", "size")
 	session.Exclusive(c, "volume", "image")
@@ -84,7 +86,7 @@ running VM can get disks on the buses virtio and scsi.`
 				return err
 			}
 		}
-		return attachDisk(ctx, s, conn, args[0], d)
+		return attachDisk(ctx, s, conn, args[0], d, &wait)
 	})
 	return c
 }
@@ -103,7 +105,7 @@ func diskSource(ctx context.Context, s *session.Session, conn *dial.Conn, name, 
 	return &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}, nil
 }
 
-func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, d *vmv1.DiskSpec) error {
+func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, d *vmv1.DiskSpec, wait *session.Waiting) error {
 	t, err := find(ctx, s, conn, nameOrID)
 	if err != nil {
 		return err
@@ -120,7 +122,7 @@ func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOr
 	var vm *vmv1.VirtualMachine
 	goesOn := session.Ongoing{What: d.GetId() + " may still be attached", Look: "trivet vm disk list " + nameOrID}
 	if err := s.WaitOngoing("attaching "+d.GetId(), goesOn, func(func(string)) error {
-		vm, err = t.client.AttachDisk(ctx, &vmv1.AttachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Disk: d})
+		vm, err = t.client.AttachDisk(wait.Context(ctx), &vmv1.AttachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Disk: d})
 		return err
 	}); err != nil {
 		return err
@@ -130,6 +132,7 @@ func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOr
 }
 
 func detachDiskCommand(s *session.Session) *cobra.Command {
+	var wait session.Waiting
 	c := &cobra.Command{
 		Use: "detach VM DISK", Short: "Detach a volume from a VM", Args: session.Exactly("VM", "DISK"),
 		Long: `Detach a volume from a VM. DISK is the ID of the disk in the VM, such as disk1. A guest that runs must release the
@@ -137,7 +140,8 @@ device. The volume stays.`,
 		Example:           "  trivet vm disk list web\n  trivet vm disk detach web disk1",
 		ValidArgsFunction: completeDevice(s, diskIDs),
 	}
-	c.RunE = runDetach(s, diskLimit, func(ctx context.Context, t *target, id string) error {
+	wait.Add(c, true)
+	c.RunE = runDetach(s, diskLimit, &wait, func(ctx context.Context, t *target, id string) error {
 		_, err := t.client.DetachDisk(ctx, &vmv1.DetachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, DiskId: id})
 		return err
 	})

@@ -23,26 +23,27 @@ const maxMigrationWait = 25 * time.Hour
 
 func migrateCommand(s *session.Session) *cobra.Command {
 	var to string
-	var wait, cancel bool
+	var cancel bool
+	var wait session.Waiting
 	var limit time.Duration
 	c := vmArgCommand(s, "migrate VM", "Move a running VM to another host")
 	c.Long = `Move a running VM to another host. Its disks are copied while the guest runs. The guest is paused while its memory is
 sent, and then continues on the other host.
 
-Without --to the control plane chooses the host. The command returns when the migration has begun; with --wait it shows
-the progress, and returns when the migration has ended. If the migration fails or does not finish in time, the VM goes
+Without --to the control plane chooses the host. With --wait the command shows the progress, and returns when the
+migration has ended. If the migration fails or does not finish in time, the VM goes
 on running on its host. "trivet vm show" shows a migration and the result of the last one.`
 	c.Example = `  trivet vm migrate web --wait
   trivet vm migrate web --cancel`
 	c.Flags().StringVar(&to, "to", "", "the name or ID of the host to move it to")
-	c.Flags().BoolVar(&wait, "wait", false, "wait until the migration has ended")
+	wait.Add(c, false)
 	c.Flags().DurationVar(&limit, "within", 0, "abort the migration if it has not reached the switchover after this time (default: 150 s per GiB of memory and disk, at least 5m)")
 	c.Flags().BoolVar(&cancel, "cancel", false, "end the migration that is under way")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if limit < 0 || limit%time.Second != 0 || limit > 24*time.Hour {
 			return session.Usagef("--within %s: want whole seconds, at most 24h", limit)
 		}
-		ctx, end := s.Limit(ctx, map[bool]time.Duration{false: callTimeout, true: maxMigrationWait}[wait])
+		ctx, end := s.Limit(ctx, map[bool]time.Duration{false: callTimeout, true: maxMigrationWait}[wait.On()])
 		defer end()
 		t, err := find(ctx, s, conn, args[0])
 		if err != nil {
@@ -66,7 +67,7 @@ on running on its host. "trivet vm show" shows a migration and the result of the
 		if err != nil {
 			return err
 		}
-		if wait {
+		if wait.On() {
 			if vm, err = m.wait(ctx, s, args[0]); err != nil {
 				return err
 			}

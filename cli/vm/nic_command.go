@@ -30,6 +30,7 @@ security groups: see ` + "`trivet network port list --vm VM`" + `.`,
 
 func attachNICCommand(s *session.Session) *cobra.Command {
 	var x nic
+	var wait session.Waiting
 	c := vmArgCommand(s, "attach VM", "Add a network interface to a VM")
 	c.Long = `Add a network interface (NIC) to a VM, which may run. With --port, the NIC uses a port that exists and that nothing
 else uses; the port stays when the NIC is detached. Otherwise the NIC gets a new port, which is deleted with the NIC:
@@ -46,6 +47,7 @@ in --subnet, or in the only subnet of --vpc, or in the project's default VPC.`
 		`security groups of a new port, by name or ID, separated by commas (default: the group "default")`)
 	p.StringVar(&x.model, "model", "virtio-net", "device that the guest sees: "+modelForm)
 	p.StringVar(&x.id, "id", "", "ID of the NIC in the VM (default: the first free of nic0, nic1, ...)")
+	wait.Add(c, true)
 	session.Exclusive(c, "subnet", "vpc", "port")
 	for flag, f := range map[string]cobra.CompletionFunc{
 		"subnet": network.SubnetNames(s), "vpc": network.VPCNames(s), "port": network.PortNames(s), "group": network.GroupNames(s),
@@ -57,12 +59,12 @@ in --subnet, or in the only subnet of --vpc, or in the project's default VPC.`
 		if err := x.check("--"); err != nil {
 			return session.Usagef("%v", err)
 		}
-		return attachNIC(ctx, s, conn, args[0], x)
+		return attachNIC(ctx, s, conn, args[0], x, &wait)
 	})
 	return c
 }
 
-func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, x nic) error {
+func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, x nic, wait *session.Waiting) error {
 	t, err := find(ctx, s, conn, nameOrID)
 	if err != nil {
 		return err
@@ -82,7 +84,7 @@ func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrI
 	var vm *vmv1.VirtualMachine
 	goesOn := session.Ongoing{What: x.id + " may still be attached", Look: "trivet vm nic list " + nameOrID}
 	if err := s.WaitOngoing("attaching "+x.id, goesOn, func(func(string)) error {
-		vm, err = t.client.AttachNic(ctx, &vmv1.AttachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Nic: spec})
+		vm, err = t.client.AttachNic(wait.Context(ctx), &vmv1.AttachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Nic: spec})
 		return err
 	}); err != nil {
 		return err
@@ -99,6 +101,7 @@ func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrI
 }
 
 func detachNICCommand(s *session.Session) *cobra.Command {
+	var wait session.Waiting
 	c := &cobra.Command{
 		Use: "detach VM NIC", Short: "Remove a network interface from a VM", Args: session.Exactly("VM", "NIC"),
 		Long: `Remove a network interface from a VM. NIC is its ID in the VM, such as nic0. A port that was made for the NIC is
@@ -106,7 +109,8 @@ deleted; one that was given with --port stays. A guest that runs must release th
 		Example:           "  trivet vm nic list web\n  trivet vm nic detach web nic1",
 		ValidArgsFunction: completeDevice(s, nicIDs),
 	}
-	c.RunE = runDetach(s, startLimit, func(ctx context.Context, t *target, id string) error {
+	wait.Add(c, true)
+	c.RunE = runDetach(s, startLimit, &wait, func(ctx context.Context, t *target, id string) error {
 		_, err := t.client.DetachNic(ctx, &vmv1.DetachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, NicId: id})
 		return err
 	})

@@ -58,6 +58,7 @@ func powerCommands(s *session.Session) []*cobra.Command {
 	simple := func(p power, short string, limit time.Duration) *cobra.Command {
 		x := &selection{}
 		c := x.command(s, p.verb, short)
+		x.wait.Add(c, true)
 		c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 			return p.each(ctx, s, conn, x, limit, args)
 		})
@@ -67,6 +68,7 @@ func powerCommands(s *session.Session) []*cobra.Command {
 	grace := session.Seconds(graceDefault)
 	x := &selection{}
 	stopping := x.command(s, "stop", "Shut VMs down, and power them off if they do not")
+	x.wait.Add(stopping, true)
 	stopping.Flags().BoolVar(&force, "force", false, "power them off at once")
 	stopping.Flags().Var(&grace, "grace", "time that the guest has to shut down, 1s to 10m")
 	stopping.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
@@ -76,7 +78,7 @@ func powerCommands(s *session.Session) []*cobra.Command {
 		return stop(force, uint32(grace)).each(ctx, s, conn, x, time.Duration(grace)*time.Second+stopExtra, args)
 	})
 	return []*cobra.Command{
-		simple(start, "Start VMs, and wait until they run", startLimit),
+		simple(start, "Start VMs", startLimit),
 		stopping,
 		simple(reboot, "Shut VMs down and start them again", rebootLimit),
 		simple(reset, "Reset VMs without shutting them down", startLimit),
@@ -96,7 +98,7 @@ func (p power) each(ctx context.Context, s *session.Session, conn *dial.Conn, x 
 		if err != nil {
 			return err
 		}
-		vm, err := p.run(ctx, s, t, name)
+		vm, err := p.run(ctx, s, t, name, &x.wait)
 		if err == nil {
 			done = append(done, vm)
 		}
@@ -105,25 +107,27 @@ func (p power) each(ctx context.Context, s *session.Session, conn *dial.Conn, x 
 	if len(done) == 0 {
 		return err
 	}
+	ctx, cancel := s.PrintContext(ctx)
+	defer cancel()
 	if printed := printVMs(ctx, s, conn, len(args) == 1, done); printed != nil && err == nil {
 		err = printed
 	}
 	return err
 }
 
-// run makes the call, in which the control plane waits until the VM has the wanted state. If the VM does not have it in
-// time, the control plane returns the VM in another state, without an error. run then returns an error, so that a
-// script stops.
-func (p power) run(ctx context.Context, s *session.Session, t *target, name string) (vm *vmv1.VirtualMachine, err error) {
+// run makes the call, in which the control plane waits until the VM has the wanted state, unless the command does not wait.
+// If the VM does not have it in time, the control plane returns the VM in another state, without an error. run then
+// returns an error, so that a script stops.
+func (p power) run(ctx context.Context, s *session.Session, t *target, name string, wait *session.Waiting) (vm *vmv1.VirtualMachine, err error) {
 	look := "trivet vm show " + name
 	if p.want != vmv1.VmState_VM_STATE_UNSPECIFIED {
 		look = fmt.Sprintf("trivet vm wait %s --for %s", name, state(p.want))
 	}
 	err = s.WaitOngoing(p.doing+" "+name, session.Ongoing{What: name + " " + p.goesOn, Look: look}, func(func(string)) error {
-		vm, err = p.do(ctx, t)
+		vm, err = p.do(wait.Context(ctx), t)
 		return err
 	})
-	if err == nil && p.want != vmv1.VmState_VM_STATE_UNSPECIFIED && vm.GetState() != p.want {
+	if err == nil && wait.On() && p.want != vmv1.VmState_VM_STATE_UNSPECIFIED && vm.GetState() != p.want {
 		err = session.Errorf(codes.DeadlineExceeded, "`"+look+"` waits for it", "%s is still %s; the request is still in effect",
 			name, cmp.Or(state(vm.GetState()), "of unknown state"))
 	}

@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
-	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
 // maxAsked is the maximum number of VMs that a question names.
@@ -18,8 +18,10 @@ const maxAsked = 20
 
 // selection holds the flags that select VMs for a command that changes several VMs.
 type selection struct {
-	labels   []string
+	labels   list.Labels
 	all, yes bool
+	// wait is set only for commands that wait for hosts.
+	wait session.Waiting
 }
 
 // command returns a command whose arguments are VMs, or which selects VMs by the flags in x.
@@ -36,7 +38,7 @@ func (x *selection) command(s *session.Session, verb, short string) *cobra.Comma
 		}
 		return nil
 	}
-	c.Flags().StringArrayVarP(&x.labels, "label", "l", nil, "all VMs with this label, KEY=VALUE; repeatable: VMs with all of them")
+	x.labels.Add(c, "all VMs")
 	c.Flags().BoolVar(&x.all, "all", false, "all VMs of the project")
 	c.Flags().BoolVarP(&x.yes, "yes", "y", false, "with --label or --all: do not ask")
 	return c
@@ -48,21 +50,19 @@ func (x *selection) names(ctx context.Context, s *session.Session, conn *dial.Co
 	if len(args) > 0 {
 		return args, nil
 	}
-	want, err := session.Pairs("label", x.labels)
+	filter, err := x.labels.Filter()
 	if err != nil {
 		return nil, err
 	}
 	limited, cancel := s.Limit(ctx, callTimeout)
 	defer cancel()
-	vms, _, err := lookup.All(limited, s, conn, "", 0)
+	vms, _, err := lookup.All(limited, s, conn, filter, 0)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for _, vm := range vms {
-		if hasLabels(vm, want) {
-			names = append(names, vm.GetName())
-		}
+		names = append(names, vm.GetName())
 	}
 	if len(names) == 0 {
 		return nil, session.NotFound("`trivet vm list --columns name,labels` shows the labels", "no VM is selected")
@@ -78,13 +78,4 @@ func (x *selection) names(ctx context.Context, s *session.Session, conn *dial.Co
 		return names, s.Confirm(ctx, verb+" the VM "+listed)
 	}
 	return names, s.Confirm(ctx, fmt.Sprintf("%s %d VMs: %s", verb, len(names), listed))
-}
-
-func hasLabels(vm *vmv1.VirtualMachine, want map[string]string) bool {
-	for k, v := range want {
-		if got, ok := vm.GetLabels()[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
 }

@@ -40,6 +40,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 	var force bool
 	x := &selection{}
 	c := x.command(s, "delete", "Delete VMs and their disks")
+	x.wait.Add(c, true)
 	c.Flags().BoolVar(&force, "force", false, "power them off first, and delete them even if their hosts are unreachable")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		names, err := x.names(ctx, s, conn, "delete", args)
@@ -54,7 +55,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 			req := &vmv1.DeleteVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Force: force}
 			goesOn := session.Ongoing{What: name + " may still be deleted", Look: "trivet vm show " + name}
 			if err := s.WaitOngoing("deleting "+name, goesOn, func(func(string)) error {
-				_, err := t.client.DeleteVm(ctx, req)
+				_, err := t.client.DeleteVm(x.wait.Context(ctx), req)
 				return err
 			}); err != nil {
 				return err

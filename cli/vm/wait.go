@@ -48,6 +48,8 @@ before it has the state. With --for DELETED it waits until the VMs are deleted.`
 			return err
 		})
 		if len(done) > 0 {
+			ctx, cancel := s.PrintContext(ctx)
+			defer cancel()
 			err = errors.Join(err, printVMs(ctx, s, conn, len(args) == 1, done))
 		}
 		return err

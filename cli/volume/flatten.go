@@ -22,13 +22,14 @@ const (
 )
 
 func flattenCommand(s *session.Session) *cobra.Command {
-	var wait bool
+	var wait session.Waiting
 	c := argCommand(s, "flatten VOLUME", "Make a volume independent of its image")
 	c.Long = `Make a volume independent of the image that it was made from, so that the image can be deleted. The
 volume's host copies the content of the image into the volume, even while a VM uses the volume. A volume that was never
-attached is flattened after its first attachment. An encrypted volume is flattened only while a VM runs with it.`
+attached is flattened after its first attachment. An encrypted volume is flattened only while a VM runs with it. With
+--wait the command shows the progress.`
 	c.Example = "  trivet volume flatten root --wait\n  trivet image delete debian"
-	c.Flags().BoolVar(&wait, "wait", false, "wait until the volume is independent, and show the progress")
+	wait.Add(c, false)
 	c.RunE = s.Run(flattenTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		call, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
@@ -40,7 +41,7 @@ attached is flattened after its first attachment. An encrypted volume is flatten
 		v, err := storagev1.NewVolumeServiceClient(conn).FlattenVolume(call, &storagev1.FlattenVolumeRequest{
 			OrgId: org, ProjectId: project, VolumeId: id,
 		})
-		if err == nil && wait {
+		if err == nil && wait.On() {
 			v, err = awaitFlattened(ctx, s, conn, v)
 		}
 		if err != nil {

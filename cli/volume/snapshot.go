@@ -2,6 +2,7 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -40,12 +41,13 @@ volume from it: see ` + "`trivet volume create --snapshot`" + `. A volume with s
 func createSnapshotCommand(s *session.Session) *cobra.Command {
 	var of, vm string
 	var labels []string
-	var wait bool
+	var wait session.Waiting
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a snapshot of a volume, or of all volumes of a VM", Args: session.Exactly("NAME"),
 		Long: `Create a snapshot of a volume. With --vm, create a snapshot of each volume that is attached to the VM. These
 snapshots have the content of the same instant. The name of each of them is NAME, a hyphen and the ID of the VM's disk.
-With --wait, the command waits until the copies are complete. Otherwise they go on after it has ended.`,
+With --wait, the command returns when the copies are complete. If the copy of one volume fails, it still waits for the
+others, prints those that are complete, and fails. Without --wait, the copies go on after it has ended.`,
 		Example: `  trivet snapshot create before-upgrade --volume data --wait
   trivet snapshot create before-upgrade --vm web`,
 	}
@@ -53,7 +55,7 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 	p.StringVar(&of, "volume", "", "volume, by name or ID")
 	p.StringVar(&vm, "vm", "", "VM, by name or ID")
 	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
-	p.BoolVar(&wait, "wait", false, "wait until the snapshots are AVAILABLE")
+	wait.Add(c, false)
 	session.RequireOne(c, "volume", "vm")
 	session.Exclusive(c, "volume", "vm")
 	_ = c.RegisterFlagCompletionFunc("volume", Names(s)) // its only error is for an unknown flag
@@ -66,7 +68,7 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 			return err
 		}
 		call := ctx
-		if wait {
+		if wait.On() {
 			var cancel context.CancelFunc
 			call, cancel = context.WithTimeout(ctx, callTimeout)
 			defer cancel()
@@ -75,19 +77,24 @@ With --wait, the command waits until the copies are complete. Otherwise they go 
 		if err != nil {
 			return err
 		}
-		if wait {
-			if err := awaitSnapshots(ctx, s, conn, made); err != nil {
-				return err
+		var failed []error
+		if wait.On() {
+			made, failed = awaitSnapshots(ctx, s, conn, made)
+		}
+		if len(made) > 0 {
+			ctx, cancel := s.PrintContext(ctx)
+			defer cancel()
+			if vm != "" {
+				err = snapshots(s, &of).PrintAll(ctx, s, conn, made...)
+			} else {
+				err = snapshots(s, &of).PrintOne(ctx, s, conn, made[0])
 			}
 		}
-		if vm != "" {
-			return snapshots(s, &of).PrintAll(ctx, s, conn, made...)
-		}
-		return snapshots(s, &of).PrintOne(ctx, s, conn, made[0])
+		return errors.Join(err, s.ReportAll(failed...))
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		limit := callTimeout
-		if wait {
+		if wait.On() {
 			limit = snapshotTimeout
 		}
 		return s.Run(limit, create)(c, args)
@@ -125,28 +132,75 @@ func createSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, n
 	return []*storagev1.Snapshot{out}, err
 }
 
-// awaitSnapshots waits until the snapshots are AVAILABLE, and replaces each in all by its last state. It returns an error
-// with the reason if one becomes ERROR.
-func awaitSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, all []*storagev1.Snapshot) error {
+// awaitSnapshots waits until no snapshot is PENDING any more. It returns those that are AVAILABLE, in their last state,
+// and an error for each other one: for a snapshot in ERROR, with the reason, and for one that is PENDING when the deadline
+// of ctx passes. If the user interrupts, it returns only that error.
+func awaitSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, all []*storagev1.Snapshot) (complete []*storagev1.Snapshot, failed []error) {
 	goesOn := session.Ongoing{What: "the hosts continue to copy", Look: "trivet snapshot list"}
-	return s.WaitOngoing("waiting for the snapshots", goesOn, func(func(string)) error {
-		for i, one := range all {
-			for one.GetStatus() == storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING {
-				if err := dial.Sleep(ctx, snapshotPoll); err != nil {
-					return fmt.Errorf("snapshot %s is not complete yet: %w", one.GetName(), err)
-				}
-				var err error
-				if one, err = readSnapshot(ctx, conn, one.GetOrgId(), one.GetProjectId(), one.GetId()); err != nil {
-					return err
-				}
-			}
-			if one.GetStatus() != storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE {
-				return fmt.Errorf("snapshot %s is %s: %s", one.GetName(), snapshotStatus(one), one.GetStatusReason())
-			}
-			all[i] = one
+	// The error of WaitOngoing is one of those that are returned. It keeps goesOn for their reports.
+	err := s.WaitOngoing("waiting for the snapshots", goesOn, func(say func(string)) error {
+		errs := make([]error, len(all))
+		for i := range all {
+			all[i], errs[i] = awaitSnapshot(ctx, conn, all[i])
+			say(fmt.Sprintf("waiting for the snapshots: %d of %d are complete", i+1, len(all)))
 		}
-		return nil
+		readLate(ctx, s, conn, all, errs)
+		for i, err := range errs {
+			if err != nil {
+				failed = append(failed, err)
+			} else {
+				complete = append(complete, all[i])
+			}
+		}
+		return errors.Join(failed...)
 	})
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return nil, []error{ctx.Err()}
+	}
+	return complete, failed
+}
+
+// readLate reads the snapshots with an error again, if the deadline of ctx has passed: while awaitSnapshots waited for one,
+// others may have become AVAILABLE or ERROR. It changes all and errs.
+func readLate(ctx context.Context, s *session.Session, conn *dial.Conn, all []*storagev1.Snapshot, errs []error) {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return
+	}
+	ctx, cancel := s.PrintContext(ctx)
+	defer cancel()
+	for i, one := range all {
+		if errs[i] == nil || one.GetStatus() != storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING {
+			continue
+		}
+		now, err := readSnapshot(ctx, conn, one.GetOrgId(), one.GetProjectId(), one.GetId())
+		if err == nil && now.GetStatus() != storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING {
+			all[i], errs[i] = now, checkAvailable(now)
+		}
+	}
+}
+
+// awaitSnapshot waits until a snapshot is not PENDING any more, and returns its last state. It returns an error if the
+// snapshot is not AVAILABLE.
+func awaitSnapshot(ctx context.Context, conn *dial.Conn, one *storagev1.Snapshot) (*storagev1.Snapshot, error) {
+	for one.GetStatus() == storagev1.SnapshotStatus_SNAPSHOT_STATUS_PENDING {
+		if err := dial.Sleep(ctx, snapshotPoll); err != nil {
+			return one, fmt.Errorf("snapshot %s is not complete yet: %w", one.GetName(), err)
+		}
+		now, err := readSnapshot(ctx, conn, one.GetOrgId(), one.GetProjectId(), one.GetId())
+		if err != nil {
+			return one, fmt.Errorf("snapshot %s is not complete yet: %w", one.GetName(), err)
+		}
+		one = now
+	}
+	return one, checkAvailable(one)
+}
+
+// checkAvailable returns an error with the reason unless the snapshot is AVAILABLE.
+func checkAvailable(one *storagev1.Snapshot) error {
+	if one.GetStatus() == storagev1.SnapshotStatus_SNAPSHOT_STATUS_AVAILABLE {
+		return nil
+	}
+	return fmt.Errorf("snapshot %s is %s: %s", one.GetName(), snapshotStatus(one), one.GetStatusReason())
 }
 
 // readSnapshot reads a snapshot, and tries again while the control plane cannot be reached.

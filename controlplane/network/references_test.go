@@ -96,6 +96,7 @@ var withoutReferences = map[string]string{
 // ofOperators are the RPCs that tenants must not call.
 var ofOperators = []string{
 	"CreateExternalNetwork", "UpdateExternalNetwork", "DeleteExternalNetwork", "ListAllVpcs", "ListAllSubnets", "ListAllPorts",
+	"ListAllSecurityGroups", "ListAllRouteTables", "ListAllNatGateways", "ListAllFloatingIps", "ListAllServiceIps", "ListAllPeerings",
 }
 
 // isReference matches the names of fields that have the ID or the IDs of a resource.

@@ -47,6 +47,12 @@ func rows() []protorest.Row {
 		{Method: http.MethodGet, Path: "/api/v1/all-vpcs", RPC: "ListAllVpcs"},
 		{Method: http.MethodGet, Path: "/api/v1/all-subnets", RPC: "ListAllSubnets"},
 		{Method: http.MethodGet, Path: "/api/v1/all-ports", RPC: "ListAllPorts"},
+		{Method: http.MethodGet, Path: "/api/v1/all-security-groups", RPC: "ListAllSecurityGroups"},
+		{Method: http.MethodGet, Path: "/api/v1/all-route-tables", RPC: "ListAllRouteTables"},
+		{Method: http.MethodGet, Path: "/api/v1/all-nat-gateways", RPC: "ListAllNatGateways"},
+		{Method: http.MethodGet, Path: "/api/v1/all-floating-ips", RPC: "ListAllFloatingIps"},
+		{Method: http.MethodGet, Path: "/api/v1/all-service-ips", RPC: "ListAllServiceIps"},
+		{Method: http.MethodGet, Path: "/api/v1/all-peerings", RPC: "ListAllPeerings"},
 	}
 	for _, kind := range []struct{ path, key, one, many string }{
 		{"vpcs", "id", "Vpc", "Vpcs"},

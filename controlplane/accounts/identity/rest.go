@@ -54,19 +54,30 @@ func (s *Service) Routes(r *rest.Server, open bool) {
 }
 
 type tokenBody struct {
-	Username   string  `json:"username"`
-	Password   string  `json:"password"`
+	// The ID of a user, or the name of a service account. Required without principal_id.
+	Username string `json:"username"`
+	// The password of the user, or the secret of the service account. Without it, the token is unauthenticated: no
+	// call accepts it.
+	Password string `json:"password"`
+	// How long the token is valid, in seconds. Absent or 0 means 3600; at most 2592000 (30 days).
 	TTLSeconds *uint64 `json:"ttl_seconds"`
-	OrgID      string  `json:"org_id"`
-	ProjectID  string  `json:"project_id"`
+	// The org to which the token is limited.
+	OrgID string `json:"org_id"`
+	// The project to which the token is limited.
+	ProjectID string `json:"project_id"`
 	// The fields of the older form of the request (part 9.4 of the wire contract):
-	PrincipalID   string `json:"principal_id"`
+	// Older form of username.
+	PrincipalID string `json:"principal_id"`
+	// Older form: user or service_account.
 	PrincipalType string `json:"principal_type"`
-	ScopeID       string `json:"scope_id"`
+	// Older form of project_id.
+	ScopeID string `json:"scope_id"`
 }
 
 type tokenAnswer struct {
-	Token     string `json:"token"`
+	// A JWT, for the header Authorization.
+	Token string `json:"token"`
+	// When the token ends, as in RFC 3339.
 	ExpiresAt string `json:"expires_at"`
 }
 
@@ -130,14 +141,19 @@ func (o legacyRequest) mergeInto(q tokenRequest) (tokenRequest, error) {
 }
 
 type verifyBody struct {
+	// A token of this cloud.
 	Token *string `json:"token" api:"required"`
 }
 
 type verifyAnswer struct {
-	Valid         bool     `json:"valid"`
-	PrincipalID   *string  `json:"principal_id"`
-	PrincipalName *string  `json:"principal_name"`
-	Roles         []string `json:"roles" api:"null"`
+	// False for a token that is not valid; the other fields are then null.
+	Valid bool `json:"valid"`
+	// The ID of the holder.
+	PrincipalID *string `json:"principal_id"`
+	// The holder's display name.
+	PrincipalName *string `json:"principal_name"`
+	// The names of the holder's present roles, in order. Empty for an unauthenticated token.
+	Roles []string `json:"roles" api:"null"`
 }
 
 func (s *Service) postVerify(_ *rest.Response, r *http.Request) (any, error) {
@@ -171,18 +187,25 @@ func (s *Service) postVerify(_ *rest.Response, r *http.Request) (any, error) {
 
 // nameBody is the JSON body that creates a user or a project.
 type nameBody struct {
-	ID   *string `json:"id" api:"required"`
+	// 1 to 63 of A-Z a-z 0-9 . _ @ -.
+	ID *string `json:"id" api:"required"`
+	// The display name.
 	Name *string `json:"name" api:"required"`
 }
 
 type usersAnswer struct {
+	// At most 100, in the order of their IDs.
 	Users []userBody `json:"users"`
-	Next  string     `json:"next_page_token,omitempty"`
+	// Absent on the last page.
+	Next string `json:"next_page_token,omitempty"`
 }
 
 type userBody struct {
-	ID   string `json:"id"`
+	// The ID of the user.
+	ID string `json:"id"`
+	// The display name.
 	Name string `json:"name"`
+	// User or ServiceAccount.
 	Kind string `json:"kind"`
 }
 
@@ -252,11 +275,14 @@ func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
 }
 
 type projectBody struct {
-	ID   string `json:"id"`
+	// The ID of the project.
+	ID string `json:"id"`
+	// The display name.
 	Name string `json:"name"`
 }
 
 type projectsAnswer struct {
+	// One fixed entry.
 	Projects []projectBody `json:"projects"`
 }
 

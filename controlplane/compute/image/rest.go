@@ -64,17 +64,29 @@ func toREST(i *cloud.Image, org cloud.OrgID) map[string]any {
 
 // describeBody is the JSON body that describes a new image.
 type describeBody struct {
-	Name         *string           `json:"name" api:"required"`
-	OrgID        string            `json:"org_id"`
-	Visibility   string            `json:"visibility"`
-	Format       string            `json:"format"`
-	OSType       string            `json:"os_type"`
-	OSVersion    string            `json:"os_version"`
-	Architecture string            `json:"architecture"`
-	MinDiskGiB   uint32            `json:"min_disk_gib"`
-	MinMemoryMiB uint32            `json:"min_memory_mib"`
-	Metadata     map[string]string `json:"metadata"`
-	SourceURL    string            `json:"source_url"`
+	// 1 to 63 of a-z 0-9 -, starting with a letter. Several images of an org can have the same name.
+	Name *string `json:"name" api:"required"`
+	// The org of the image. Empty: that of the call.
+	OrgID string `json:"org_id"`
+	// private, shared or public. Empty: private.
+	Visibility string `json:"visibility"`
+	// raw, qcow2, vmdk or vhd. Empty: it is detected. If the bytes have another format, the image goes to ERROR.
+	Format string `json:"format"`
+	// linux, windows or bsd.
+	OSType string `json:"os_type"`
+	// At most 128 printable bytes.
+	OSVersion string `json:"os_version"`
+	// x86_64 or aarch64.
+	Architecture string `json:"architecture"`
+	// The smallest disk of a VM, at most 65536 GiB.
+	MinDiskGiB uint32 `json:"min_disk_gib"`
+	// The smallest memory of a VM, at most 12582912 MiB.
+	MinMemoryMiB uint32 `json:"min_memory_mib"`
+	// Pairs for callers.
+	Metadata map[string]string `json:"metadata"`
+	// A file:///path in an import directory of the member, an https:// URL of at most 64 GiB, or snapshot:ID. At most
+	// 4096 bytes.
+	SourceURL string `json:"source_url"`
 }
 
 // enumOf returns the number of the enumeration value with the given lower-case name, and 0 for an empty name.
@@ -216,10 +228,14 @@ func (s *Service) getImage(_ *rest.Response, r *http.Request) (any, error) {
 
 // updateBody is the JSON body of a change of an image.
 type updateBody struct {
-	OrgID      string            `json:"org_id"`
-	Name       string            `json:"name"`
-	Visibility string            `json:"visibility"`
-	Metadata   map[string]string `json:"metadata"`
+	// The org of the image. Empty: that of the call.
+	OrgID string `json:"org_id"`
+	// The new name. Empty: unchanged.
+	Name string `json:"name"`
+	// private, shared or public. Empty: unchanged.
+	Visibility string `json:"visibility"`
+	// Pairs to add or to change. An empty value removes the pair.
+	Metadata map[string]string `json:"metadata"`
 }
 
 func (s *Service) patchImage(_ *rest.Response, r *http.Request) (any, error) {

@@ -56,19 +56,27 @@ func (s *Service) admitSession(r *http.Request, method auth.Method) (UploadRef, 
 }
 
 type partResponse struct {
+	// The number of the part.
 	Number uint32 `json:"part_number"`
-	Size   uint64 `json:"size_bytes"`
+	// The number of bytes of the part.
+	Size uint64 `json:"size_bytes"`
+	// The SHA-256 of the part, in hexadecimal digits.
 	SHA256 string `json:"sha256"`
 }
 
 type partsResponse struct {
-	Session string         `json:"upload_session_id"`
-	Parts   []partResponse `json:"parts"`
-	More    bool           `json:"more"`
+	// The upload session.
+	Session string `json:"upload_session_id"`
+	// The parts that are stored, in the order of their numbers.
+	Parts []partResponse `json:"parts"`
+	// True if there are further parts.
+	More bool `json:"more"`
 }
 
 type storedPartResponse struct {
-	Number    uint32 `json:"part_number"`
+	// The number of the part.
+	Number uint32 `json:"part_number"`
+	// The number of bytes of the part that are stored.
 	Committed uint64 `json:"committed_size_bytes"`
 }
 

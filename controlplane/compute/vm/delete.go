@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/network"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -38,13 +39,13 @@ type deleteResponse struct {
 
 // Delete deletes a VM's record and all records that belong to it. Without force, it refuses to delete a VM that is
 // powered on or whose host does not respond. With force, it also deletes such a VM, and waits up to powerOffWait until
-// the host has destroyed it. replayed reports whether an earlier call with the same idempotency key deleted the VM.
+// the host has destroyed it, unless the caller prefers rpc.RespondAsync. replayed reports whether an earlier call with the same idempotency key deleted the VM.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) (replayed bool, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return false, err
 	}
 	response, err := deleteCommand.Call(ctx, s.opts.Commands, deleteRequest{t, id, force, body})
-	if err != nil || !force || response.Node == "" || response.Away {
+	if err != nil || !force || response.Node == "" || response.Away || rpc.RespondAsync(ctx) {
 		return response.Replayed, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, powerOffWait)

@@ -7,6 +7,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/volume"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -210,7 +211,7 @@ func (s *Service) DetachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 		}
 		return false, nil
 	})
-	if err == nil && !out.TimedOut && detached != "" {
+	if err == nil && !out.TimedOut && detached != "" && !rpc.RespondAsync(ctx) {
 		s.awaitFlush(ctx, t, detached)
 	}
 	return out, err

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -104,7 +105,8 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out 
 // PowerResult is the result of a call that waits until a VM has reached the desired state.
 type PowerResult struct {
 	VM *cloud.VM
-	// TimedOut is true if the VM did not reach the desired state in time. The desired state stays stored.
+	// TimedOut is true if the VM did not reach the desired state in time, or if the call did not wait for that. The desired
+	// state stays stored.
 	TimedOut bool
 	// Replayed is true if an earlier call with the same idempotency key already changed the desired state.
 	Replayed bool
@@ -178,7 +180,7 @@ const retryPause = 100 * time.Millisecond
 
 // powerAndWait runs a command on the leader. It then waits for at most the duration wait, until the function done
 // returns true for the VM's current record on this member. The parameters of done are the VM in the leader's response,
-// and the VM's current record.
+// and the VM's current record. For a caller who prefers rpc.RespondAsync, it does not wait.
 func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q powerRequest, wait time.Duration, done func(response, now *cloud.VM) (bool, error)) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
 		return PowerResult{}, err
@@ -194,6 +196,10 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 func (s *Service) awaitVM(ctx context.Context, t cloud.Tenant, response powerResponse, wait time.Duration, done func(response, now *cloud.VM) (bool, error)) (PowerResult, error) {
 	out := PowerResult{VM: &response.VM, Replayed: response.Replayed}
 	if ok, err := done(&response.VM, &response.VM); ok && err == nil {
+		return out, nil
+	}
+	if rpc.RespondAsync(ctx) {
+		out.TimedOut = true
 		return out, nil
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)

@@ -46,42 +46,67 @@ func (s *Service) Routes(r *rest.Server) {
 
 // vmResponse is the JSON object VmResponse of the wire contract (docs/api.md).
 type vmResponse struct {
-	ID         string        `json:"id"`
-	Name       string        `json:"name"`
-	OrgID      string        `json:"org_id"`
-	ProjectID  string        `json:"project_id"`
-	NodeID     string        `json:"node_id,omitempty"`
-	State      string        `json:"state"`
-	Hypervisor string        `json:"hypervisor"`
-	CPUs       uint32        `json:"cpus"`
-	MemoryMB   uint64        `json:"memory_mb"`
-	Network    []nicResponse `json:"network"`
+	// A lower-case UUID.
+	ID string `json:"id"`
+	// Unique in the project.
+	Name string `json:"name"`
+	// The org of the VM.
+	OrgID string `json:"org_id"`
+	// The project of the VM.
+	ProjectID string `json:"project_id"`
+	// The host of the VM. Absent while the VM has none.
+	NodeID string `json:"node_id,omitempty"`
+	// Such as Creating, Stopped, Starting, Running, Stopping, Error or Failed.
+	State string `json:"state"`
+	// kvm.
+	Hypervisor string `json:"hypervisor"`
+	// The number of virtual CPUs.
+	CPUs uint32 `json:"cpus"`
+	// The memory in MiB.
+	MemoryMB uint64 `json:"memory_mb"`
+	// The NICs.
+	Network []nicResponse `json:"network"`
 }
 
 type nicResponse struct {
-	ID             string   `json:"id"`
-	NetworkID      string   `json:"network_id"`
-	SubnetID       string   `json:"subnet_id,omitempty"`
-	PortID         string   `json:"port_id,omitempty"`
-	MACAddress     string   `json:"mac_address,omitempty"`
-	IPAddress      string   `json:"ip_address,omitempty"`
-	CIDRBlock      string   `json:"cidr_block,omitempty"`
-	GatewayIP      string   `json:"gateway_ip,omitempty"`
-	DHCPEnabled    bool     `json:"dhcp_enabled"`
-	Model          string   `json:"model"`
+	// Unique in the VM.
+	ID string `json:"id"`
+	// The VPC.
+	NetworkID string `json:"network_id"`
+	// The subnet of the port.
+	SubnetID string `json:"subnet_id,omitempty"`
+	// The port of the NIC.
+	PortID string `json:"port_id,omitempty"`
+	// Unique in the VPC.
+	MACAddress string `json:"mac_address,omitempty"`
+	// The IPv4 address.
+	IPAddress string `json:"ip_address,omitempty"`
+	// The prefix of the subnet.
+	CIDRBlock string `json:"cidr_block,omitempty"`
+	// The gateway of the subnet.
+	GatewayIP string `json:"gateway_ip,omitempty"`
+	// True if the subnet has DHCP.
+	DHCPEnabled bool `json:"dhcp_enabled"`
+	// virtio-net, e1000 or unspecified.
+	Model string `json:"model"`
+	// The IDs of the groups of the port.
 	SecurityGroups []string `json:"security_groups"`
 }
 
 // listResponse is the response to a list of VMs.
 type listResponse struct {
-	VMs  []vmResponse `json:"vms"`
-	Next string       `json:"next_page_token,omitempty"`
+	// At most 100, in the order of their creation.
+	VMs []vmResponse `json:"vms"`
+	// Absent on the last page.
+	Next string `json:"next_page_token,omitempty"`
 }
 
 // actionResponse is the response to an action on a VM: started, stopped, rebooted or reset.
 type actionResponse struct {
-	ID     cloud.VMID `json:"id"`
-	Action string     `json:"action"`
+	// The ID of the VM.
+	ID cloud.VMID `json:"id"`
+	// started, stopped, rebooted or reset.
+	Action string `json:"action"`
 }
 
 var (
@@ -153,40 +178,68 @@ func (s *Service) getVM(_ *rest.Response, r *http.Request) (any, error) {
 
 // createBody is the JSON object CreateVmRequestRest of the wire contract (docs/api.md).
 type createBody struct {
-	Name       *string    `json:"name" api:"required"`
-	OrgID      string     `json:"org_id"`
-	ProjectID  string     `json:"project_id"`
-	VCPUs      *uint32    `json:"vcpus"`
-	MemoryMiB  *uint64    `json:"memory_mib"`
-	Hypervisor string     `json:"hypervisor"`
-	Disks      []diskBody `json:"disks"`
-	Network    []nicBody  `json:"network"`
+	// Unique in the project: 1 to 63 of a-z 0-9 -, starting with a letter.
+	Name *string `json:"name" api:"required"`
+	// The org of the VM. Empty: that of the call.
+	OrgID string `json:"org_id"`
+	// The project of the VM. Empty: that of the call.
+	ProjectID string `json:"project_id"`
+	// 1 to 288. Absent: 1.
+	VCPUs *uint32 `json:"vcpus"`
+	// In MiB, 64 to 12582912. Absent: 512.
+	MemoryMiB *uint64 `json:"memory_mib"`
+	// kvm. Empty: kvm.
+	Hypervisor string `json:"hypervisor"`
+	// Absent: the VM has no disk.
+	Disks []diskBody `json:"disks"`
+	// Absent: the VM has no NIC.
+	Network []nicBody `json:"network"`
 }
 
 type diskBody struct {
-	ID     *string `json:"id" api:"required"`
+	// Chosen by the caller, unique in the VM: 1 to 32 of a-z 0-9 -, starting with a letter or digit.
+	ID *string `json:"id" api:"required"`
+	// What the disk begins with.
 	Source *struct {
-		Type     string `json:"type" api:"required"`
-		ImageID  string `json:"image_id"`
+		// image, volume or blank.
+		Type string `json:"type" api:"required"`
+		// The image, for the type image.
+		ImageID string `json:"image_id"`
+		// The volume, for the type volume.
 		VolumeID string `json:"volume_id"`
 	} `json:"source" api:"required"`
-	SizeGiB   *uint64 `json:"size_gib"`
-	Bus       string  `json:"bus"`
-	Cache     string  `json:"cache"`
-	BootIndex uint32  `json:"boot_index"`
+	// In GiB, 1 to 65536, and not less than the size of the image. Absent: 10. Ignored for a volume.
+	SizeGiB *uint64 `json:"size_gib"`
+	// virtio, scsi, ide or sata. Any other value: virtio.
+	Bus string `json:"bus"`
+	// writeback or writethrough. Any other value: writeback.
+	Cache string `json:"cache"`
+	// Lower boots first; equal ones boot in the order of the list.
+	BootIndex uint32 `json:"boot_index"`
 }
 
 type nicBody struct {
-	ID             string   `json:"id"`
-	NetworkID      string   `json:"network_id"`
-	SubnetID       string   `json:"subnet_id"`
-	PortID         string   `json:"port_id"`
-	MACAddress     string   `json:"mac_address"`
-	IPAddress      string   `json:"ip_address"`
-	CIDRBlock      string   `json:"cidr_block"`
-	GatewayIP      string   `json:"gateway_ip"`
-	DHCPEnabled    bool     `json:"dhcp_enabled"`
-	Model          string   `json:"model"`
+	// Unique in the VM: 1 to 32 of a-z 0-9 -, starting with a letter or digit. Empty: nic and the index in the list.
+	ID string `json:"id"`
+	// The VPC. Empty: that of subnet_id or port_id, else the project's default VPC.
+	NetworkID string `json:"network_id"`
+	// The subnet of a new port. Empty: the only subnet of the VPC.
+	SubnetID string `json:"subnet_id"`
+	// An existing port, which nothing uses. Empty: a new port, which is deleted with the NIC.
+	PortID string `json:"port_id"`
+	// Unique in the VPC. Empty: chosen by the service.
+	MACAddress string `json:"mac_address"`
+	// An IPv4 address of the subnet. Empty: the lowest free one.
+	IPAddress string `json:"ip_address"`
+	// Empty, or the prefix of the subnet.
+	CIDRBlock string `json:"cidr_block"`
+	// Empty, or the gateway of the subnet.
+	GatewayIP string `json:"gateway_ip"`
+	// True is refused if the subnet has no DHCP.
+	DHCPEnabled bool `json:"dhcp_enabled"`
+	// virtio-net or e1000. Any other value: virtio-net.
+	Model string `json:"model"`
+	// IDs of at most 16 groups of the project. Empty: the group default. Must be empty with port_id.
 	SecurityGroups []string `json:"security_groups"`
 }
 
@@ -364,9 +417,13 @@ func restHash(r *http.Request, body []byte) [32]byte {
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
 type migrateBody struct {
-	Destination    *string `json:"destination_node_id" api:"required"`
-	TimeoutSeconds uint32  `json:"timeout_seconds"`
-	Wait           bool    `json:"wait"`
+	// The host to which the VM is moved.
+	Destination *string `json:"destination_node_id" api:"required"`
+	// The migration is undone if it has not reached its switchover after so many seconds. 0 means 150 s per GiB of memory
+	// and disk, at least 300 s; at most 86400.
+	TimeoutSeconds uint32 `json:"timeout_seconds"`
+	// True: respond when the migration has ended.
+	Wait bool `json:"wait"`
 }
 
 func (s *Service) migrateVM(w *rest.Response, r *http.Request) (any, error) {

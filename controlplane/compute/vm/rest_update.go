@@ -11,10 +11,14 @@ import (
 
 // updateBody is the body of PATCH. Absent fields stay unchanged.
 type updateBody struct {
-	VCPUs     *uint32           `json:"vcpus"`
-	MemoryMiB *uint64           `json:"memory_mib"`
-	Metadata  map[string]string `json:"metadata"`
-	Labels    map[string]string `json:"labels"`
+	// 1 to 288. Absent: unchanged. A VM that runs gets the new number at its next start or reboot.
+	VCPUs *uint32 `json:"vcpus"`
+	// In MiB, 64 to 12582912. Absent: unchanged. A VM that runs gets the new size at its next start or reboot.
+	MemoryMiB *uint64 `json:"memory_mib"`
+	// Pairs to add or to change. An empty value removes the pair.
+	Metadata map[string]string `json:"metadata"`
+	// Labels to add or to change. An empty value removes the label.
+	Labels map[string]string `json:"labels"`
 }
 
 // patchVM changes the size, the metadata and the labels of a VM.
@@ -48,10 +52,14 @@ var eventNames = map[EventType]string{
 }
 
 type eventResponse struct {
-	VMID      cloud.VMID `json:"vm_id"`
-	EventType string     `json:"event_type"`
-	VM        vmResponse `json:"vm"`
-	Timestamp string     `json:"timestamp"`
+	// The ID of the VM.
+	VMID cloud.VMID `json:"vm_id"`
+	// created, updated, deleted or state_changed.
+	EventType string `json:"event_type"`
+	// The VM after the change.
+	VM vmResponse `json:"vm"`
+	// The time of the change, as in RFC 3339.
+	Timestamp string `json:"timestamp"`
 }
 
 // watchVM sends the current VM and then one event per change, like WatchVm.

@@ -3,7 +3,8 @@
 // Decisions:
 //   - A document is generated from the routes that the server has, and from the descriptors of the protos, so that it
 //     cannot differ from them. Tests write it to docs/api; members serve those files.
-//   - Descriptions are the comments of the protos. They are not in compiled programs, so Document gets them as an option.
+//   - Descriptions are the comments of the protos and of the Go structs of bodies. They are not in compiled programs, so
+//     Document gets them as options.
 //   - Schemas allow unknown fields, because servers ignore them in requests, and clients must ignore them in responses.
 //     With Options.Closed they do not, for tests that compare requests and responses with the document.
 //
@@ -30,6 +31,9 @@ type Options struct {
 	Port int
 	// Comment returns the comment of an RPC, a message, a field or an enum, or "".
 	Comment func(protoreflect.FullName) string
+	// GoComment returns the comment of a field of a Go struct, or "". The name of the field is the import path of the
+	// package, the type and the field, with dots between them. Optional.
+	GoComment func(field string) string
 	// Closed makes the schemas refuse unknown fields.
 	Closed bool
 }
@@ -61,8 +65,8 @@ func Document(routes []rest.Route, opts Options) any {
 		item[strings.ToLower(r.Method)] = g.operation(r)
 	}
 	g.schemas["Meta"] = g.objectOf(object{
-		"request_id": object{"type": "string", "format": "uuid"},
-		"timestamp":  object{"type": "string", "format": "date-time"},
+		"request_id": object{"type": "string", "format": "uuid", "description": "Identifies the request in the log and in the audit."},
+		"timestamp":  object{"type": "string", "format": "date-time", "description": "When the response was made."},
 	}, "request_id", "timestamp")
 	g.schemas["Error"] = g.objectOf(object{
 		"error": g.objectOf(object{

@@ -33,7 +33,7 @@ func (g *generator) schema(of any, d direction) object {
 	case protoreflect.FieldDescriptor:
 		return g.field(of, d)
 	}
-	return g.goType(reflect.TypeOf(of), d)
+	return g.goType(reflect.TypeOf(of), d, "")
 }
 
 // requestBody returns the schema of the body of a route that is served by an RPC.
@@ -126,10 +126,11 @@ func (g *generator) value(f protoreflect.FieldDescriptor, d direction) object {
 }
 
 // goType returns the schema of the JSON of a Go type. Structs with a name get a schema of their own in the document. A
-// field with the tag api:"required" is required in requests, and one with api:"null" can be null in responses.
-func (g *generator) goType(t reflect.Type, d direction) object {
+// field with the tag api:"required" is required in requests, and one with api:"null" can be null in responses. For a
+// struct without a name, the parameter field is the name of the field that has this type, as in Options.GoComment.
+func (g *generator) goType(t reflect.Type, d direction, field string) object {
 	if t.Kind() == reflect.Pointer {
-		return g.goType(t.Elem(), d)
+		return g.goType(t.Elem(), d, field)
 	}
 	if reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
 		return object{"type": "string"}
@@ -147,35 +148,41 @@ func (g *generator) goType(t reflect.Type, d direction) object {
 		if t.Elem().Kind() == reflect.Uint8 {
 			return object{"type": "string", "contentEncoding": "base64"}
 		}
-		return object{"type": "array", "items": g.goType(t.Elem(), d)}
+		return object{"type": "array", "items": g.goType(t.Elem(), d, field)}
 	case reflect.Map:
 		if t.Elem().Kind() == reflect.Interface {
 			return object{"type": "object"}
 		}
-		return object{"type": "object", "additionalProperties": g.goType(t.Elem(), d)}
+		return object{"type": "object", "additionalProperties": g.goType(t.Elem(), d, field)}
 	case reflect.Struct:
 		if t.Name() == "" {
-			return g.structSchema(t, d)
+			return g.structSchema(t, d, field)
 		}
 		name := path.Base(t.PkgPath()) + "." + t.Name()
 		if _, done := g.schemas[name]; !done {
 			g.schemas[name] = object{}
-			g.schemas[name] = g.structSchema(t, d)
+			g.schemas[name] = g.structSchema(t, d, t.PkgPath()+"."+t.Name())
 		}
 		return ref(name)
 	}
 	panic(fmt.Sprintf("no schema for %s", t))
 }
 
-func (g *generator) structSchema(t reflect.Type, d direction) object {
+// structSchema returns the schema of a struct. at is the name of the struct, or of the field that has it as its type.
+func (g *generator) structSchema(t reflect.Type, d direction, at string) object {
 	properties, required := object{}, []string{}
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		schema := g.goType(f.Type, d)
+		schema := g.goType(f.Type, d, at+"."+f.Name)
 		omitted, tag := strings.Contains(options, "omitempty"), f.Tag.Get("api")
 		if d == output && (tag == "null" || f.Type.Kind() == reflect.Pointer && !omitted) {
 			schema["type"] = []any{schema["type"], "null"}
+		}
+		if g.opts.GoComment != nil {
+			if about := g.opts.GoComment(at + "." + f.Name); about != "" {
+				schema["description"] = about
+			}
 		}
 		properties[name] = schema
 		if d == output && !omitted || d == input && tag == "required" {

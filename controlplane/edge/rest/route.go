@@ -38,8 +38,10 @@ type Route struct {
 
 // Deleted is the data of the response to a DELETE: the ID of the deleted resource, and true.
 type Deleted struct {
-	ID      string `json:"id"`
-	Deleted bool   `json:"deleted"`
+	// The ID of the deleted resource.
+	ID string `json:"id"`
+	// Always true.
+	Deleted bool `json:"deleted"`
 }
 
 // Parameter is a parameter of the query, or a variable of the path.

@@ -10,6 +10,7 @@ import (
 
 // statusResponse is the data of /health and /ready.
 type statusResponse struct {
+	// healthy or ready.
 	Status string `json:"status"`
 }
 

@@ -80,9 +80,13 @@ func parseQuery(r *http.Request) (q listQuery, err error) {
 // item is a key with its value in a JSON response. Invalid UTF-8 is replaced by U+FFFD (docs/api.md). In that case
 // KeyBase64 and ValueBase64 have the exact bytes, which is an extension of the wire contract.
 type item struct {
-	Key         string `json:"key"`
-	Value       string `json:"value"`
-	KeyBase64   []byte `json:"key_base64,omitempty"`
+	// The key. Bytes that are not UTF-8 are replaced.
+	Key string `json:"key"`
+	// The value, at most 1.5 MiB. Bytes that are not UTF-8 are replaced.
+	Value string `json:"value"`
+	// The exact bytes of a key that is not UTF-8; else absent.
+	KeyBase64 []byte `json:"key_base64,omitempty"`
+	// The exact bytes of a value that is not UTF-8; else absent.
 	ValueBase64 []byte `json:"value_base64,omitempty"`
 }
 
@@ -99,9 +103,12 @@ func newItem(key, value []byte) item {
 
 // writeResponse is the JSON response to a write.
 type writeResponse struct {
-	Key       string `json:"key"`
+	// The key. Bytes that are not UTF-8 are replaced.
+	Key string `json:"key"`
+	// The exact bytes of a key that is not UTF-8; else absent.
 	KeyBase64 []byte `json:"key_base64,omitempty"`
-	Success   bool   `json:"success"`
+	// Always true.
+	Success bool `json:"success"`
 }
 
 func newWriteResponse(key string) writeResponse {

@@ -71,11 +71,16 @@ func (s *Server) auditedRoute(method, path, as string, h handler, options ...res
 // clusterStatus is the status of the raft group according to this member. The role of a learner is Follower, as in
 // raft.
 type clusterStatus struct {
-	NodeID    uint64 `json:"node_id"`
+	// The number of the member that responds.
+	NodeID uint64 `json:"node_id"`
+	// The number of the cluster.
 	ClusterID uint64 `json:"cluster_id"`
-	Term      uint64 `json:"term"`
-	Role      string `json:"role"`
-	IsLeader  bool   `json:"is_leader"`
+	// The raft term of the group of the keys. 0 if the member has not joined the group yet.
+	Term uint64 `json:"term"`
+	// Leader, Follower, Candidate or PreCandidate. That of a learner is Follower.
+	Role string `json:"role"`
+	// True if the member that responds is the leader.
+	IsLeader bool `json:"is_leader"`
 }
 
 func (s *Server) status(r request) (any, error) {
@@ -119,11 +124,16 @@ func (r request) addTarget(format string, args ...any) {
 }
 
 type memberBody struct {
-	NodeID    uint64 `json:"node_id" api:"required"`
-	RaftAddr  string `json:"raft_addr" api:"required"`
+	// The number of the new member, 1 or more.
+	NodeID uint64 `json:"node_id" api:"required"`
+	// The address for other members. http:// is added if it has no scheme.
+	RaftAddr string `json:"raft_addr" api:"required"`
+	// The URL of the member's etcd API.
 	ClientURL string `json:"client_url"`
-	Name      string `json:"name"`
-	IsLearner bool   `json:"is_learner"`
+	// Blank means node-NODE_ID.
+	Name string `json:"name"`
+	// True for a member that has no vote.
+	IsLearner bool `json:"is_learner"`
 }
 
 func (s *Server) addMember(r request) (any, error) {
@@ -140,7 +150,9 @@ func (s *Server) addMember(r request) (any, error) {
 }
 
 type legacyBody struct {
-	ID       string `json:"id" api:"required"`
+	// node followed by a number is that number. Any other text gets a number that is derived from its SHA-256.
+	ID string `json:"id" api:"required"`
+	// The address for other members. http:// is added if it has no scheme.
 	RaftAddr string `json:"raft_addr" api:"required"`
 }
 
@@ -178,10 +190,14 @@ func legacyID(text string) (uint64, error) {
 }
 
 type addResponse struct {
-	NodeID   uint64 `json:"node_id"`
+	// The number of the new member.
+	NodeID uint64 `json:"node_id"`
+	// The address for other members.
 	RaftAddr string `json:"raft_addr"`
-	Members  int    `json:"members"`
-	Success  bool   `json:"success"`
+	// How many members the cluster has now.
+	Members int `json:"members"`
+	// Always true.
+	Success bool `json:"success"`
 }
 
 func (s *Server) add(r request, body []byte, in memberBody) (any, error) {
@@ -204,9 +220,12 @@ func (s *Server) add(r request, body []byte, in memberBody) (any, error) {
 }
 
 type removeResponse struct {
-	NodeID  uint64 `json:"node_id"`
-	Members int    `json:"members"`
-	Success bool   `json:"success"`
+	// The number of the removed member.
+	NodeID uint64 `json:"node_id"`
+	// How many members the cluster has now.
+	Members int `json:"members"`
+	// Always true.
+	Success bool `json:"success"`
 }
 
 func (s *Server) removeMember(r request) (any, error) {
@@ -224,12 +243,15 @@ func (s *Server) removeMember(r request) (any, error) {
 }
 
 type transferBody struct {
+	// The number of the member that becomes the leader, 1 or more.
 	TargetID uint64 `json:"target_id" api:"required"`
 }
 
 type transferResponse struct {
-	Leader  uint64 `json:"leader"`
-	Success bool   `json:"success"`
+	// The number of the new leader.
+	Leader uint64 `json:"leader"`
+	// Always true.
+	Success bool `json:"success"`
 }
 
 func (s *Server) transfer(r request) (any, error) {

@@ -320,11 +320,13 @@ func (s *Server) get(r request) (any, error) {
 }
 
 type valueBody struct {
+	// At most 1.5 MiB. It is stored as the bytes of its UTF-8.
 	Value jsonString `json:"value" api:"required"`
 }
 
 // listResponse describes the response to a list of keys, which is sent in pieces.
 type listResponse struct {
+	// In the order of the keys, all as of one revision.
 	Items []item `json:"items"`
 }
 

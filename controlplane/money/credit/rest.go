@@ -33,65 +33,103 @@ func (s *Service) Routes(r *rest.Server) {
 // The bodies and responses of the endpoints.
 type (
 	walletBody struct {
-		ProjectID      *string `json:"project_id" api:"required"`
-		OrgID          *string `json:"org_id" api:"required"`
-		InitialBalance int64   `json:"initial_balance"`
+		// The project that gets the wallet. A project has one wallet.
+		ProjectID *string `json:"project_id" api:"required"`
+		// The org of the project.
+		OrgID *string `json:"org_id" api:"required"`
+		// In whole units of credit, 0 or more.
+		InitialBalance int64 `json:"initial_balance"`
 	}
 	topUpBody struct {
-		Amount      *int64 `json:"amount" api:"required"`
+		// In whole units of credit, 1 or more.
+		Amount *int64 `json:"amount" api:"required"`
+		// For people: the description of the transaction, at most 1024 bytes.
 		Description string `json:"description"`
 	}
 	reservationBody struct {
-		ProjectID    *string `json:"project_id" api:"required"`
-		Amount       *int64  `json:"amount" api:"required"`
-		Description  string  `json:"description"`
-		ResourceType string  `json:"resource_type"`
-		TTLSeconds   int64   `json:"ttl_seconds"`
+		// The project whose wallet holds the reservation.
+		ProjectID *string `json:"project_id" api:"required"`
+		// In whole units of credit, 1 or more.
+		Amount *int64 `json:"amount" api:"required"`
+		// For people, at most 1024 bytes.
+		Description string `json:"description"`
+		// What the credit is reserved for, such as vm.
+		ResourceType string `json:"resource_type"`
+		// The reservation expires after so many seconds. 0 means 300; at most 2592000 (30 days).
+		TTLSeconds int64 `json:"ttl_seconds"`
 	}
 	commitBody struct {
-		ActualAmount int64  `json:"actual_amount"`
-		ResourceID   string `json:"resource_id"`
+		// In whole units of credit, at most what was reserved; the rest is available again. 0 means all that was
+		// reserved.
+		ActualAmount int64 `json:"actual_amount"`
+		// What the credit was spent for.
+		ResourceID string `json:"resource_id"`
 	}
 	releaseBody struct {
+		// For people: the description of the transaction, at most 1024 bytes.
 		Reason string `json:"reason"`
 	}
 	releaseResponse struct {
+		// The ID of the reservation.
 		ReservationID string `json:"reservation_id"`
-		Released      bool   `json:"released"`
+		// False if the reservation has expired.
+		Released bool `json:"released"`
 	}
 	transactionsResponse struct {
+		// At most 100, the oldest first.
 		Transactions []transactionResponse `json:"transactions"`
-		Next         *string               `json:"next_page_token"`
+		// Null on the last page.
+		Next *string `json:"next_page_token"`
 	}
 )
 
 // walletResponse, transactionResponse and reservationResponse are JSON objects of part 2.7 of the wire contract.
 type walletResponse struct {
-	ProjectID      string `json:"project_id"`
-	OrgID          string `json:"org_id"`
-	Balance        int64  `json:"balance"`
-	Reserved       int64  `json:"reserved"`
-	Available      int64  `json:"available"`
-	TotalDeposited int64  `json:"total_deposited"`
-	TotalConsumed  int64  `json:"total_consumed"`
-	Status         string `json:"status"`
+	// The project of the wallet.
+	ProjectID string `json:"project_id"`
+	// The org of the project.
+	OrgID string `json:"org_id"`
+	// What was deposited and not consumed, in whole units of credit: reserved and available together.
+	Balance int64 `json:"balance"`
+	// What pending reservations hold.
+	Reserved int64 `json:"reserved"`
+	// What can be charged or reserved.
+	Available int64 `json:"available"`
+	// Sum of all top-ups.
+	TotalDeposited int64 `json:"total_deposited"`
+	// Sum of all charges without what was refunded.
+	TotalConsumed int64 `json:"total_consumed"`
+	// active, suspended or closed.
+	Status string `json:"status"`
 }
 
 type transactionResponse struct {
-	ID              string  `json:"id"`
-	ProjectID       string  `json:"project_id"`
-	TransactionType string  `json:"transaction_type"`
-	Amount          int64   `json:"amount"`
-	BalanceAfter    int64   `json:"balance_after"`
-	Description     string  `json:"description"`
-	ResourceID      *string `json:"resource_id"`
+	// The ID of the transaction.
+	ID string `json:"id"`
+	// The project of the wallet.
+	ProjectID string `json:"project_id"`
+	// top_up, reservation, charge, release, refund or billing_charge.
+	TransactionType string `json:"transaction_type"`
+	// In whole units of credit, always positive: the type says where it went.
+	Amount int64 `json:"amount"`
+	// The wallet's balance after this transaction.
+	BalanceAfter int64 `json:"balance_after"`
+	// For people.
+	Description string `json:"description"`
+	// What the credit was spent for. Null if the caller did not say it.
+	ResourceID *string `json:"resource_id"`
 }
 
 type reservationResponse struct {
-	ID          string `json:"id"`
-	ProjectID   string `json:"project_id"`
-	Amount      int64  `json:"amount"`
-	Status      string `json:"status"`
+	// A lower-case UUID.
+	ID string `json:"id"`
+	// The project of the wallet.
+	ProjectID string `json:"project_id"`
+	// What was reserved, in whole units of credit.
+	Amount int64 `json:"amount"`
+	// pending, committed, released or expired.
+	Status string `json:"status"`
+	// For people.
 	Description string `json:"description"`
 }
 

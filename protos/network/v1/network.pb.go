@@ -4906,6 +4906,129 @@ func (x *ListSecurityGroupsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type ListAllSecurityGroupsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllSecurityGroupsRequest) Reset() {
+	*x = ListAllSecurityGroupsRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllSecurityGroupsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllSecurityGroupsRequest) ProtoMessage() {}
+
+func (x *ListAllSecurityGroupsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllSecurityGroupsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllSecurityGroupsRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ListAllSecurityGroupsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllSecurityGroupsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllSecurityGroupsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllSecurityGroupsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllSecurityGroupsResponse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SecurityGroups []*SecurityGroup       `protobuf:"bytes,1,rep,name=security_groups,json=securityGroups,proto3" json:"security_groups,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllSecurityGroupsResponse) Reset() {
+	*x = ListAllSecurityGroupsResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllSecurityGroupsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllSecurityGroupsResponse) ProtoMessage() {}
+
+func (x *ListAllSecurityGroupsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllSecurityGroupsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllSecurityGroupsResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ListAllSecurityGroupsResponse) GetSecurityGroups() []*SecurityGroup {
+	if x != nil {
+		return x.SecurityGroups
+	}
+	return nil
+}
+
+func (x *ListAllSecurityGroupsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 type DeleteSecurityGroupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -4917,7 +5040,7 @@ type DeleteSecurityGroupRequest struct {
 
 func (x *DeleteSecurityGroupRequest) Reset() {
 	*x = DeleteSecurityGroupRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[53]
+	mi := &file_network_v1_network_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4929,7 +5052,7 @@ func (x *DeleteSecurityGroupRequest) String() string {
 func (*DeleteSecurityGroupRequest) ProtoMessage() {}
 
 func (x *DeleteSecurityGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[53]
+	mi := &file_network_v1_network_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4942,7 +5065,7 @@ func (x *DeleteSecurityGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecurityGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSecurityGroupRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{53}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeleteSecurityGroupRequest) GetOrgId() string {
@@ -4974,7 +5097,7 @@ type DeleteSecurityGroupResponse struct {
 
 func (x *DeleteSecurityGroupResponse) Reset() {
 	*x = DeleteSecurityGroupResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[54]
+	mi := &file_network_v1_network_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4986,7 +5109,7 @@ func (x *DeleteSecurityGroupResponse) String() string {
 func (*DeleteSecurityGroupResponse) ProtoMessage() {}
 
 func (x *DeleteSecurityGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[54]
+	mi := &file_network_v1_network_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4999,7 +5122,7 @@ func (x *DeleteSecurityGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSecurityGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSecurityGroupResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{54}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{56}
 }
 
 type AddSecurityGroupRuleRequest struct {
@@ -5014,7 +5137,7 @@ type AddSecurityGroupRuleRequest struct {
 
 func (x *AddSecurityGroupRuleRequest) Reset() {
 	*x = AddSecurityGroupRuleRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[55]
+	mi := &file_network_v1_network_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5026,7 +5149,7 @@ func (x *AddSecurityGroupRuleRequest) String() string {
 func (*AddSecurityGroupRuleRequest) ProtoMessage() {}
 
 func (x *AddSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[55]
+	mi := &file_network_v1_network_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5039,7 +5162,7 @@ func (x *AddSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddSecurityGroupRuleRequest.ProtoReflect.Descriptor instead.
 func (*AddSecurityGroupRuleRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{55}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AddSecurityGroupRuleRequest) GetOrgId() string {
@@ -5082,7 +5205,7 @@ type RemoveSecurityGroupRuleRequest struct {
 
 func (x *RemoveSecurityGroupRuleRequest) Reset() {
 	*x = RemoveSecurityGroupRuleRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[56]
+	mi := &file_network_v1_network_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5094,7 +5217,7 @@ func (x *RemoveSecurityGroupRuleRequest) String() string {
 func (*RemoveSecurityGroupRuleRequest) ProtoMessage() {}
 
 func (x *RemoveSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[56]
+	mi := &file_network_v1_network_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5230,7 @@ func (x *RemoveSecurityGroupRuleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSecurityGroupRuleRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSecurityGroupRuleRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{56}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RemoveSecurityGroupRuleRequest) GetOrgId() string {
@@ -5147,7 +5270,7 @@ type Routes struct {
 
 func (x *Routes) Reset() {
 	*x = Routes{}
-	mi := &file_network_v1_network_proto_msgTypes[57]
+	mi := &file_network_v1_network_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5282,7 @@ func (x *Routes) String() string {
 func (*Routes) ProtoMessage() {}
 
 func (x *Routes) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[57]
+	mi := &file_network_v1_network_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5295,7 @@ func (x *Routes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Routes.ProtoReflect.Descriptor instead.
 func (*Routes) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{57}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Routes) GetRoutes() []*Route {
@@ -5191,7 +5314,7 @@ type SubnetIds struct {
 
 func (x *SubnetIds) Reset() {
 	*x = SubnetIds{}
-	mi := &file_network_v1_network_proto_msgTypes[58]
+	mi := &file_network_v1_network_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5203,7 +5326,7 @@ func (x *SubnetIds) String() string {
 func (*SubnetIds) ProtoMessage() {}
 
 func (x *SubnetIds) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[58]
+	mi := &file_network_v1_network_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5216,7 +5339,7 @@ func (x *SubnetIds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubnetIds.ProtoReflect.Descriptor instead.
 func (*SubnetIds) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{58}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SubnetIds) GetIds() []string {
@@ -5241,7 +5364,7 @@ type CreateRouteTableRequest struct {
 
 func (x *CreateRouteTableRequest) Reset() {
 	*x = CreateRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[59]
+	mi := &file_network_v1_network_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5253,7 +5376,7 @@ func (x *CreateRouteTableRequest) String() string {
 func (*CreateRouteTableRequest) ProtoMessage() {}
 
 func (x *CreateRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[59]
+	mi := &file_network_v1_network_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5266,7 +5389,7 @@ func (x *CreateRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{59}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CreateRouteTableRequest) GetOrgId() string {
@@ -5335,7 +5458,7 @@ type UpdateRouteTableRequest struct {
 
 func (x *UpdateRouteTableRequest) Reset() {
 	*x = UpdateRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[60]
+	mi := &file_network_v1_network_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5347,7 +5470,7 @@ func (x *UpdateRouteTableRequest) String() string {
 func (*UpdateRouteTableRequest) ProtoMessage() {}
 
 func (x *UpdateRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[60]
+	mi := &file_network_v1_network_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5360,7 +5483,7 @@ func (x *UpdateRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{60}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *UpdateRouteTableRequest) GetOrgId() string {
@@ -5423,7 +5546,7 @@ type GetRouteTableRequest struct {
 
 func (x *GetRouteTableRequest) Reset() {
 	*x = GetRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[61]
+	mi := &file_network_v1_network_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5435,7 +5558,7 @@ func (x *GetRouteTableRequest) String() string {
 func (*GetRouteTableRequest) ProtoMessage() {}
 
 func (x *GetRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[61]
+	mi := &file_network_v1_network_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5448,7 +5571,7 @@ func (x *GetRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*GetRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{61}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetRouteTableRequest) GetOrgId() string {
@@ -5489,7 +5612,7 @@ type ListRouteTablesRequest struct {
 
 func (x *ListRouteTablesRequest) Reset() {
 	*x = ListRouteTablesRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[62]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5501,7 +5624,7 @@ func (x *ListRouteTablesRequest) String() string {
 func (*ListRouteTablesRequest) ProtoMessage() {}
 
 func (x *ListRouteTablesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[62]
+	mi := &file_network_v1_network_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5514,7 +5637,7 @@ func (x *ListRouteTablesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouteTablesRequest.ProtoReflect.Descriptor instead.
 func (*ListRouteTablesRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{62}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListRouteTablesRequest) GetOrgId() string {
@@ -5570,7 +5693,7 @@ type ListRouteTablesResponse struct {
 
 func (x *ListRouteTablesResponse) Reset() {
 	*x = ListRouteTablesResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5582,7 +5705,7 @@ func (x *ListRouteTablesResponse) String() string {
 func (*ListRouteTablesResponse) ProtoMessage() {}
 
 func (x *ListRouteTablesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[63]
+	mi := &file_network_v1_network_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5595,7 +5718,7 @@ func (x *ListRouteTablesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouteTablesResponse.ProtoReflect.Descriptor instead.
 func (*ListRouteTablesResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{63}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListRouteTablesResponse) GetRouteTables() []*RouteTable {
@@ -5606,6 +5729,129 @@ func (x *ListRouteTablesResponse) GetRouteTables() []*RouteTable {
 }
 
 func (x *ListRouteTablesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAllRouteTablesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllRouteTablesRequest) Reset() {
+	*x = ListAllRouteTablesRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllRouteTablesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllRouteTablesRequest) ProtoMessage() {}
+
+func (x *ListAllRouteTablesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllRouteTablesRequest.ProtoReflect.Descriptor instead.
+func (*ListAllRouteTablesRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ListAllRouteTablesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllRouteTablesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllRouteTablesRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllRouteTablesRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllRouteTablesResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	RouteTables []*RouteTable          `protobuf:"bytes,1,rep,name=route_tables,json=routeTables,proto3" json:"route_tables,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllRouteTablesResponse) Reset() {
+	*x = ListAllRouteTablesResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllRouteTablesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllRouteTablesResponse) ProtoMessage() {}
+
+func (x *ListAllRouteTablesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllRouteTablesResponse.ProtoReflect.Descriptor instead.
+func (*ListAllRouteTablesResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *ListAllRouteTablesResponse) GetRouteTables() []*RouteTable {
+	if x != nil {
+		return x.RouteTables
+	}
+	return nil
+}
+
+func (x *ListAllRouteTablesResponse) GetNextPageToken() string {
 	if x != nil {
 		return x.NextPageToken
 	}
@@ -5623,7 +5869,7 @@ type DeleteRouteTableRequest struct {
 
 func (x *DeleteRouteTableRequest) Reset() {
 	*x = DeleteRouteTableRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +5881,7 @@ func (x *DeleteRouteTableRequest) String() string {
 func (*DeleteRouteTableRequest) ProtoMessage() {}
 
 func (x *DeleteRouteTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[64]
+	mi := &file_network_v1_network_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5648,7 +5894,7 @@ func (x *DeleteRouteTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouteTableRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRouteTableRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{64}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DeleteRouteTableRequest) GetOrgId() string {
@@ -5680,7 +5926,7 @@ type DeleteRouteTableResponse struct {
 
 func (x *DeleteRouteTableResponse) Reset() {
 	*x = DeleteRouteTableResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5692,7 +5938,7 @@ func (x *DeleteRouteTableResponse) String() string {
 func (*DeleteRouteTableResponse) ProtoMessage() {}
 
 func (x *DeleteRouteTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[65]
+	mi := &file_network_v1_network_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5705,7 +5951,7 @@ func (x *DeleteRouteTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouteTableResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRouteTableResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{65}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
 }
 
 type CreateNatGatewayRequest struct {
@@ -5727,7 +5973,7 @@ type CreateNatGatewayRequest struct {
 
 func (x *CreateNatGatewayRequest) Reset() {
 	*x = CreateNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5739,7 +5985,7 @@ func (x *CreateNatGatewayRequest) String() string {
 func (*CreateNatGatewayRequest) ProtoMessage() {}
 
 func (x *CreateNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[66]
+	mi := &file_network_v1_network_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5752,7 +5998,7 @@ func (x *CreateNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*CreateNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{66}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CreateNatGatewayRequest) GetOrgId() string {
@@ -5822,7 +6068,7 @@ type GetNatGatewayRequest struct {
 
 func (x *GetNatGatewayRequest) Reset() {
 	*x = GetNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5834,7 +6080,7 @@ func (x *GetNatGatewayRequest) String() string {
 func (*GetNatGatewayRequest) ProtoMessage() {}
 
 func (x *GetNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[67]
+	mi := &file_network_v1_network_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5847,7 +6093,7 @@ func (x *GetNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*GetNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{67}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetNatGatewayRequest) GetOrgId() string {
@@ -5888,7 +6134,7 @@ type ListNatGatewaysRequest struct {
 
 func (x *ListNatGatewaysRequest) Reset() {
 	*x = ListNatGatewaysRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5900,7 +6146,7 @@ func (x *ListNatGatewaysRequest) String() string {
 func (*ListNatGatewaysRequest) ProtoMessage() {}
 
 func (x *ListNatGatewaysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[68]
+	mi := &file_network_v1_network_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5913,7 +6159,7 @@ func (x *ListNatGatewaysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNatGatewaysRequest.ProtoReflect.Descriptor instead.
 func (*ListNatGatewaysRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{68}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListNatGatewaysRequest) GetOrgId() string {
@@ -5969,7 +6215,7 @@ type ListNatGatewaysResponse struct {
 
 func (x *ListNatGatewaysResponse) Reset() {
 	*x = ListNatGatewaysResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5981,7 +6227,7 @@ func (x *ListNatGatewaysResponse) String() string {
 func (*ListNatGatewaysResponse) ProtoMessage() {}
 
 func (x *ListNatGatewaysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[69]
+	mi := &file_network_v1_network_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5994,7 +6240,7 @@ func (x *ListNatGatewaysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNatGatewaysResponse.ProtoReflect.Descriptor instead.
 func (*ListNatGatewaysResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{69}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListNatGatewaysResponse) GetNatGateways() []*NatGateway {
@@ -6005,6 +6251,129 @@ func (x *ListNatGatewaysResponse) GetNatGateways() []*NatGateway {
 }
 
 func (x *ListNatGatewaysResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAllNatGatewaysRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllNatGatewaysRequest) Reset() {
+	*x = ListAllNatGatewaysRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllNatGatewaysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllNatGatewaysRequest) ProtoMessage() {}
+
+func (x *ListAllNatGatewaysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllNatGatewaysRequest.ProtoReflect.Descriptor instead.
+func (*ListAllNatGatewaysRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ListAllNatGatewaysRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllNatGatewaysRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllNatGatewaysRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllNatGatewaysRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllNatGatewaysResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	NatGateways []*NatGateway          `protobuf:"bytes,1,rep,name=nat_gateways,json=natGateways,proto3" json:"nat_gateways,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllNatGatewaysResponse) Reset() {
+	*x = ListAllNatGatewaysResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllNatGatewaysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllNatGatewaysResponse) ProtoMessage() {}
+
+func (x *ListAllNatGatewaysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllNatGatewaysResponse.ProtoReflect.Descriptor instead.
+func (*ListAllNatGatewaysResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *ListAllNatGatewaysResponse) GetNatGateways() []*NatGateway {
+	if x != nil {
+		return x.NatGateways
+	}
+	return nil
+}
+
+func (x *ListAllNatGatewaysResponse) GetNextPageToken() string {
 	if x != nil {
 		return x.NextPageToken
 	}
@@ -6025,7 +6394,7 @@ type UpdateNatGatewayRequest struct {
 
 func (x *UpdateNatGatewayRequest) Reset() {
 	*x = UpdateNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6037,7 +6406,7 @@ func (x *UpdateNatGatewayRequest) String() string {
 func (*UpdateNatGatewayRequest) ProtoMessage() {}
 
 func (x *UpdateNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[70]
+	mi := &file_network_v1_network_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6050,7 +6419,7 @@ func (x *UpdateNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*UpdateNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{70}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *UpdateNatGatewayRequest) GetOrgId() string {
@@ -6106,7 +6475,7 @@ type DeleteNatGatewayRequest struct {
 
 func (x *DeleteNatGatewayRequest) Reset() {
 	*x = DeleteNatGatewayRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6118,7 +6487,7 @@ func (x *DeleteNatGatewayRequest) String() string {
 func (*DeleteNatGatewayRequest) ProtoMessage() {}
 
 func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[71]
+	mi := &file_network_v1_network_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6131,7 +6500,7 @@ func (x *DeleteNatGatewayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{71}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DeleteNatGatewayRequest) GetOrgId() string {
@@ -6163,7 +6532,7 @@ type DeleteNatGatewayResponse struct {
 
 func (x *DeleteNatGatewayResponse) Reset() {
 	*x = DeleteNatGatewayResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6175,7 +6544,7 @@ func (x *DeleteNatGatewayResponse) String() string {
 func (*DeleteNatGatewayResponse) ProtoMessage() {}
 
 func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[72]
+	mi := &file_network_v1_network_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6188,7 +6557,7 @@ func (x *DeleteNatGatewayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNatGatewayResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNatGatewayResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{72}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
 }
 
 type CreateFloatingIpRequest struct {
@@ -6208,7 +6577,7 @@ type CreateFloatingIpRequest struct {
 
 func (x *CreateFloatingIpRequest) Reset() {
 	*x = CreateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6220,7 +6589,7 @@ func (x *CreateFloatingIpRequest) String() string {
 func (*CreateFloatingIpRequest) ProtoMessage() {}
 
 func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[73]
+	mi := &file_network_v1_network_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6233,7 +6602,7 @@ func (x *CreateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{73}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CreateFloatingIpRequest) GetOrgId() string {
@@ -6308,7 +6677,7 @@ type UpdateFloatingIpRequest struct {
 
 func (x *UpdateFloatingIpRequest) Reset() {
 	*x = UpdateFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6320,7 +6689,7 @@ func (x *UpdateFloatingIpRequest) String() string {
 func (*UpdateFloatingIpRequest) ProtoMessage() {}
 
 func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[74]
+	mi := &file_network_v1_network_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6333,7 +6702,7 @@ func (x *UpdateFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{74}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *UpdateFloatingIpRequest) GetOrgId() string {
@@ -6396,7 +6765,7 @@ type GetFloatingIpRequest struct {
 
 func (x *GetFloatingIpRequest) Reset() {
 	*x = GetFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6408,7 +6777,7 @@ func (x *GetFloatingIpRequest) String() string {
 func (*GetFloatingIpRequest) ProtoMessage() {}
 
 func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[75]
+	mi := &file_network_v1_network_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6421,7 +6790,7 @@ func (x *GetFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*GetFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{75}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetFloatingIpRequest) GetOrgId() string {
@@ -6462,7 +6831,7 @@ type ListFloatingIpsRequest struct {
 
 func (x *ListFloatingIpsRequest) Reset() {
 	*x = ListFloatingIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6474,7 +6843,7 @@ func (x *ListFloatingIpsRequest) String() string {
 func (*ListFloatingIpsRequest) ProtoMessage() {}
 
 func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[76]
+	mi := &file_network_v1_network_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6487,7 +6856,7 @@ func (x *ListFloatingIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{76}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListFloatingIpsRequest) GetOrgId() string {
@@ -6543,7 +6912,7 @@ type ListFloatingIpsResponse struct {
 
 func (x *ListFloatingIpsResponse) Reset() {
 	*x = ListFloatingIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6555,7 +6924,7 @@ func (x *ListFloatingIpsResponse) String() string {
 func (*ListFloatingIpsResponse) ProtoMessage() {}
 
 func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[77]
+	mi := &file_network_v1_network_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6568,7 +6937,7 @@ func (x *ListFloatingIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFloatingIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListFloatingIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{77}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListFloatingIpsResponse) GetFloatingIps() []*FloatingIp {
@@ -6579,6 +6948,129 @@ func (x *ListFloatingIpsResponse) GetFloatingIps() []*FloatingIp {
 }
 
 func (x *ListFloatingIpsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAllFloatingIpsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllFloatingIpsRequest) Reset() {
+	*x = ListAllFloatingIpsRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllFloatingIpsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllFloatingIpsRequest) ProtoMessage() {}
+
+func (x *ListAllFloatingIpsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllFloatingIpsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllFloatingIpsRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ListAllFloatingIpsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllFloatingIpsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllFloatingIpsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllFloatingIpsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllFloatingIpsResponse struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	FloatingIps []*FloatingIp          `protobuf:"bytes,1,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllFloatingIpsResponse) Reset() {
+	*x = ListAllFloatingIpsResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllFloatingIpsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllFloatingIpsResponse) ProtoMessage() {}
+
+func (x *ListAllFloatingIpsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllFloatingIpsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllFloatingIpsResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *ListAllFloatingIpsResponse) GetFloatingIps() []*FloatingIp {
+	if x != nil {
+		return x.FloatingIps
+	}
+	return nil
+}
+
+func (x *ListAllFloatingIpsResponse) GetNextPageToken() string {
 	if x != nil {
 		return x.NextPageToken
 	}
@@ -6596,7 +7088,7 @@ type DeleteFloatingIpRequest struct {
 
 func (x *DeleteFloatingIpRequest) Reset() {
 	*x = DeleteFloatingIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6608,7 +7100,7 @@ func (x *DeleteFloatingIpRequest) String() string {
 func (*DeleteFloatingIpRequest) ProtoMessage() {}
 
 func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[78]
+	mi := &file_network_v1_network_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6621,7 +7113,7 @@ func (x *DeleteFloatingIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{78}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DeleteFloatingIpRequest) GetOrgId() string {
@@ -6653,7 +7145,7 @@ type DeleteFloatingIpResponse struct {
 
 func (x *DeleteFloatingIpResponse) Reset() {
 	*x = DeleteFloatingIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6665,7 +7157,7 @@ func (x *DeleteFloatingIpResponse) String() string {
 func (*DeleteFloatingIpResponse) ProtoMessage() {}
 
 func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[79]
+	mi := &file_network_v1_network_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6678,7 +7170,7 @@ func (x *DeleteFloatingIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFloatingIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteFloatingIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{79}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
 }
 
 type CreateServiceIpRequest struct {
@@ -6705,7 +7197,7 @@ type CreateServiceIpRequest struct {
 
 func (x *CreateServiceIpRequest) Reset() {
 	*x = CreateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6717,7 +7209,7 @@ func (x *CreateServiceIpRequest) String() string {
 func (*CreateServiceIpRequest) ProtoMessage() {}
 
 func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[80]
+	mi := &file_network_v1_network_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6730,7 +7222,7 @@ func (x *CreateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{80}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CreateServiceIpRequest) GetOrgId() string {
@@ -6836,7 +7328,7 @@ type UpdateServiceIpRequest struct {
 
 func (x *UpdateServiceIpRequest) Reset() {
 	*x = UpdateServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6848,7 +7340,7 @@ func (x *UpdateServiceIpRequest) String() string {
 func (*UpdateServiceIpRequest) ProtoMessage() {}
 
 func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[81]
+	mi := &file_network_v1_network_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6861,7 +7353,7 @@ func (x *UpdateServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*UpdateServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{81}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *UpdateServiceIpRequest) GetOrgId() string {
@@ -6945,7 +7437,7 @@ type GetServiceIpRequest struct {
 
 func (x *GetServiceIpRequest) Reset() {
 	*x = GetServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6957,7 +7449,7 @@ func (x *GetServiceIpRequest) String() string {
 func (*GetServiceIpRequest) ProtoMessage() {}
 
 func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[82]
+	mi := &file_network_v1_network_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6970,7 +7462,7 @@ func (x *GetServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{82}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *GetServiceIpRequest) GetOrgId() string {
@@ -7011,7 +7503,7 @@ type ListServiceIpsRequest struct {
 
 func (x *ListServiceIpsRequest) Reset() {
 	*x = ListServiceIpsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7023,7 +7515,7 @@ func (x *ListServiceIpsRequest) String() string {
 func (*ListServiceIpsRequest) ProtoMessage() {}
 
 func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[83]
+	mi := &file_network_v1_network_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7036,7 +7528,7 @@ func (x *ListServiceIpsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsRequest.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{83}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListServiceIpsRequest) GetOrgId() string {
@@ -7092,7 +7584,7 @@ type ListServiceIpsResponse struct {
 
 func (x *ListServiceIpsResponse) Reset() {
 	*x = ListServiceIpsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7104,7 +7596,7 @@ func (x *ListServiceIpsResponse) String() string {
 func (*ListServiceIpsResponse) ProtoMessage() {}
 
 func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[84]
+	mi := &file_network_v1_network_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7117,7 +7609,7 @@ func (x *ListServiceIpsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceIpsResponse.ProtoReflect.Descriptor instead.
 func (*ListServiceIpsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{84}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListServiceIpsResponse) GetServiceIps() []*ServiceIp {
@@ -7128,6 +7620,129 @@ func (x *ListServiceIpsResponse) GetServiceIps() []*ServiceIp {
 }
 
 func (x *ListServiceIpsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAllServiceIpsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those of this org or project. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllServiceIpsRequest) Reset() {
+	*x = ListAllServiceIpsRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllServiceIpsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllServiceIpsRequest) ProtoMessage() {}
+
+func (x *ListAllServiceIpsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllServiceIpsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllServiceIpsRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *ListAllServiceIpsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllServiceIpsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllServiceIpsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllServiceIpsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllServiceIpsResponse struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	ServiceIps []*ServiceIp           `protobuf:"bytes,1,rep,name=service_ips,json=serviceIps,proto3" json:"service_ips,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllServiceIpsResponse) Reset() {
+	*x = ListAllServiceIpsResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllServiceIpsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllServiceIpsResponse) ProtoMessage() {}
+
+func (x *ListAllServiceIpsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllServiceIpsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllServiceIpsResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *ListAllServiceIpsResponse) GetServiceIps() []*ServiceIp {
+	if x != nil {
+		return x.ServiceIps
+	}
+	return nil
+}
+
+func (x *ListAllServiceIpsResponse) GetNextPageToken() string {
 	if x != nil {
 		return x.NextPageToken
 	}
@@ -7145,7 +7760,7 @@ type DeleteServiceIpRequest struct {
 
 func (x *DeleteServiceIpRequest) Reset() {
 	*x = DeleteServiceIpRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7157,7 +7772,7 @@ func (x *DeleteServiceIpRequest) String() string {
 func (*DeleteServiceIpRequest) ProtoMessage() {}
 
 func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[85]
+	mi := &file_network_v1_network_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7170,7 +7785,7 @@ func (x *DeleteServiceIpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{85}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DeleteServiceIpRequest) GetOrgId() string {
@@ -7202,7 +7817,7 @@ type DeleteServiceIpResponse struct {
 
 func (x *DeleteServiceIpResponse) Reset() {
 	*x = DeleteServiceIpResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7214,7 +7829,7 @@ func (x *DeleteServiceIpResponse) String() string {
 func (*DeleteServiceIpResponse) ProtoMessage() {}
 
 func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[86]
+	mi := &file_network_v1_network_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7227,7 +7842,7 @@ func (x *DeleteServiceIpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceIpResponse.ProtoReflect.Descriptor instead.
 func (*DeleteServiceIpResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{86}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
 }
 
 type CreatePeeringRequest struct {
@@ -7246,7 +7861,7 @@ type CreatePeeringRequest struct {
 
 func (x *CreatePeeringRequest) Reset() {
 	*x = CreatePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7258,7 +7873,7 @@ func (x *CreatePeeringRequest) String() string {
 func (*CreatePeeringRequest) ProtoMessage() {}
 
 func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[87]
+	mi := &file_network_v1_network_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7271,7 +7886,7 @@ func (x *CreatePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePeeringRequest.ProtoReflect.Descriptor instead.
 func (*CreatePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{87}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *CreatePeeringRequest) GetOrgId() string {
@@ -7341,7 +7956,7 @@ type AcceptPeeringRequest struct {
 
 func (x *AcceptPeeringRequest) Reset() {
 	*x = AcceptPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7353,7 +7968,7 @@ func (x *AcceptPeeringRequest) String() string {
 func (*AcceptPeeringRequest) ProtoMessage() {}
 
 func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[88]
+	mi := &file_network_v1_network_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7366,7 +7981,7 @@ func (x *AcceptPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPeeringRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{88}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *AcceptPeeringRequest) GetOrgId() string {
@@ -7403,7 +8018,7 @@ type UpdatePeeringRequest struct {
 
 func (x *UpdatePeeringRequest) Reset() {
 	*x = UpdatePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7415,7 +8030,7 @@ func (x *UpdatePeeringRequest) String() string {
 func (*UpdatePeeringRequest) ProtoMessage() {}
 
 func (x *UpdatePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[89]
+	mi := &file_network_v1_network_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7428,7 +8043,7 @@ func (x *UpdatePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePeeringRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{89}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *UpdatePeeringRequest) GetOrgId() string {
@@ -7477,7 +8092,7 @@ type GetPeeringRequest struct {
 
 func (x *GetPeeringRequest) Reset() {
 	*x = GetPeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7489,7 +8104,7 @@ func (x *GetPeeringRequest) String() string {
 func (*GetPeeringRequest) ProtoMessage() {}
 
 func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[90]
+	mi := &file_network_v1_network_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7502,7 +8117,7 @@ func (x *GetPeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPeeringRequest.ProtoReflect.Descriptor instead.
 func (*GetPeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{90}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GetPeeringRequest) GetOrgId() string {
@@ -7543,7 +8158,7 @@ type ListPeeringsRequest struct {
 
 func (x *ListPeeringsRequest) Reset() {
 	*x = ListPeeringsRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7555,7 +8170,7 @@ func (x *ListPeeringsRequest) String() string {
 func (*ListPeeringsRequest) ProtoMessage() {}
 
 func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[91]
+	mi := &file_network_v1_network_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7568,7 +8183,7 @@ func (x *ListPeeringsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsRequest.ProtoReflect.Descriptor instead.
 func (*ListPeeringsRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{91}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListPeeringsRequest) GetOrgId() string {
@@ -7624,7 +8239,7 @@ type ListPeeringsResponse struct {
 
 func (x *ListPeeringsResponse) Reset() {
 	*x = ListPeeringsResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7636,7 +8251,7 @@ func (x *ListPeeringsResponse) String() string {
 func (*ListPeeringsResponse) ProtoMessage() {}
 
 func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[92]
+	mi := &file_network_v1_network_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7649,7 +8264,7 @@ func (x *ListPeeringsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeeringsResponse.ProtoReflect.Descriptor instead.
 func (*ListPeeringsResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{92}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListPeeringsResponse) GetPeerings() []*Peering {
@@ -7660,6 +8275,129 @@ func (x *ListPeeringsResponse) GetPeerings() []*Peering {
 }
 
 func (x *ListPeeringsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAllPeeringsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 means 100; at most 1000.
+	PageSize  int32  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those that this org or project has proposed. Empty: all.
+	OrgId         string `protobuf:"bytes,3,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId     string `protobuf:"bytes,4,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllPeeringsRequest) Reset() {
+	*x = ListAllPeeringsRequest{}
+	mi := &file_network_v1_network_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllPeeringsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllPeeringsRequest) ProtoMessage() {}
+
+func (x *ListAllPeeringsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllPeeringsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllPeeringsRequest) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *ListAllPeeringsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllPeeringsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAllPeeringsRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ListAllPeeringsRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type ListAllPeeringsResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Peerings []*Peering             `protobuf:"bytes,1,rep,name=peerings,proto3" json:"peerings,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllPeeringsResponse) Reset() {
+	*x = ListAllPeeringsResponse{}
+	mi := &file_network_v1_network_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllPeeringsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllPeeringsResponse) ProtoMessage() {}
+
+func (x *ListAllPeeringsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_network_v1_network_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllPeeringsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllPeeringsResponse) Descriptor() ([]byte, []int) {
+	return file_network_v1_network_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *ListAllPeeringsResponse) GetPeerings() []*Peering {
+	if x != nil {
+		return x.Peerings
+	}
+	return nil
+}
+
+func (x *ListAllPeeringsResponse) GetNextPageToken() string {
 	if x != nil {
 		return x.NextPageToken
 	}
@@ -7677,7 +8415,7 @@ type DeletePeeringRequest struct {
 
 func (x *DeletePeeringRequest) Reset() {
 	*x = DeletePeeringRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7689,7 +8427,7 @@ func (x *DeletePeeringRequest) String() string {
 func (*DeletePeeringRequest) ProtoMessage() {}
 
 func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[93]
+	mi := &file_network_v1_network_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7702,7 +8440,7 @@ func (x *DeletePeeringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringRequest.ProtoReflect.Descriptor instead.
 func (*DeletePeeringRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{93}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *DeletePeeringRequest) GetOrgId() string {
@@ -7734,7 +8472,7 @@ type DeletePeeringResponse struct {
 
 func (x *DeletePeeringResponse) Reset() {
 	*x = DeletePeeringResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7746,7 +8484,7 @@ func (x *DeletePeeringResponse) String() string {
 func (*DeletePeeringResponse) ProtoMessage() {}
 
 func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[94]
+	mi := &file_network_v1_network_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7759,7 +8497,7 @@ func (x *DeletePeeringResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePeeringResponse.ProtoReflect.Descriptor instead.
 func (*DeletePeeringResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{94}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{106}
 }
 
 type CreateExternalNetworkRequest struct {
@@ -7778,7 +8516,7 @@ type CreateExternalNetworkRequest struct {
 
 func (x *CreateExternalNetworkRequest) Reset() {
 	*x = CreateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7790,7 +8528,7 @@ func (x *CreateExternalNetworkRequest) String() string {
 func (*CreateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[95]
+	mi := &file_network_v1_network_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7803,7 +8541,7 @@ func (x *CreateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{95}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CreateExternalNetworkRequest) GetOrgId() string {
@@ -7871,7 +8609,7 @@ type AddressRanges struct {
 
 func (x *AddressRanges) Reset() {
 	*x = AddressRanges{}
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7883,7 +8621,7 @@ func (x *AddressRanges) String() string {
 func (*AddressRanges) ProtoMessage() {}
 
 func (x *AddressRanges) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[96]
+	mi := &file_network_v1_network_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7896,7 +8634,7 @@ func (x *AddressRanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRanges.ProtoReflect.Descriptor instead.
 func (*AddressRanges) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{96}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *AddressRanges) GetRanges() []*AddressRange {
@@ -7921,7 +8659,7 @@ type UpdateExternalNetworkRequest struct {
 
 func (x *UpdateExternalNetworkRequest) Reset() {
 	*x = UpdateExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7933,7 +8671,7 @@ func (x *UpdateExternalNetworkRequest) String() string {
 func (*UpdateExternalNetworkRequest) ProtoMessage() {}
 
 func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[97]
+	mi := &file_network_v1_network_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7946,7 +8684,7 @@ func (x *UpdateExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*UpdateExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{97}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *UpdateExternalNetworkRequest) GetOrgId() string {
@@ -8002,7 +8740,7 @@ type GetExternalNetworkRequest struct {
 
 func (x *GetExternalNetworkRequest) Reset() {
 	*x = GetExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[98]
+	mi := &file_network_v1_network_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8014,7 +8752,7 @@ func (x *GetExternalNetworkRequest) String() string {
 func (*GetExternalNetworkRequest) ProtoMessage() {}
 
 func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[98]
+	mi := &file_network_v1_network_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8027,7 +8765,7 @@ func (x *GetExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{98}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *GetExternalNetworkRequest) GetOrgId() string {
@@ -8067,7 +8805,7 @@ type ListExternalNetworksRequest struct {
 
 func (x *ListExternalNetworksRequest) Reset() {
 	*x = ListExternalNetworksRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[99]
+	mi := &file_network_v1_network_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8079,7 +8817,7 @@ func (x *ListExternalNetworksRequest) String() string {
 func (*ListExternalNetworksRequest) ProtoMessage() {}
 
 func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[99]
+	mi := &file_network_v1_network_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8092,7 +8830,7 @@ func (x *ListExternalNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{99}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListExternalNetworksRequest) GetOrgId() string {
@@ -8141,7 +8879,7 @@ type ListExternalNetworksResponse struct {
 
 func (x *ListExternalNetworksResponse) Reset() {
 	*x = ListExternalNetworksResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[100]
+	mi := &file_network_v1_network_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8153,7 +8891,7 @@ func (x *ListExternalNetworksResponse) String() string {
 func (*ListExternalNetworksResponse) ProtoMessage() {}
 
 func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[100]
+	mi := &file_network_v1_network_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8166,7 +8904,7 @@ func (x *ListExternalNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{100}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListExternalNetworksResponse) GetExternalNetworks() []*ExternalNetwork {
@@ -8194,7 +8932,7 @@ type DeleteExternalNetworkRequest struct {
 
 func (x *DeleteExternalNetworkRequest) Reset() {
 	*x = DeleteExternalNetworkRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[101]
+	mi := &file_network_v1_network_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8206,7 +8944,7 @@ func (x *DeleteExternalNetworkRequest) String() string {
 func (*DeleteExternalNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[101]
+	mi := &file_network_v1_network_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8219,7 +8957,7 @@ func (x *DeleteExternalNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{101}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *DeleteExternalNetworkRequest) GetOrgId() string {
@@ -8251,7 +8989,7 @@ type DeleteExternalNetworkResponse struct {
 
 func (x *DeleteExternalNetworkResponse) Reset() {
 	*x = DeleteExternalNetworkResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[102]
+	mi := &file_network_v1_network_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8263,7 +9001,7 @@ func (x *DeleteExternalNetworkResponse) String() string {
 func (*DeleteExternalNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[102]
+	mi := &file_network_v1_network_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8276,7 +9014,7 @@ func (x *DeleteExternalNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteExternalNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteExternalNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{102}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{114}
 }
 
 type ExplainPathRequest struct {
@@ -8301,7 +9039,7 @@ type ExplainPathRequest struct {
 
 func (x *ExplainPathRequest) Reset() {
 	*x = ExplainPathRequest{}
-	mi := &file_network_v1_network_proto_msgTypes[103]
+	mi := &file_network_v1_network_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8313,7 +9051,7 @@ func (x *ExplainPathRequest) String() string {
 func (*ExplainPathRequest) ProtoMessage() {}
 
 func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[103]
+	mi := &file_network_v1_network_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8326,7 +9064,7 @@ func (x *ExplainPathRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPathRequest) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{103}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExplainPathRequest) GetOrgId() string {
@@ -8409,7 +9147,7 @@ type PathStep struct {
 
 func (x *PathStep) Reset() {
 	*x = PathStep{}
-	mi := &file_network_v1_network_proto_msgTypes[104]
+	mi := &file_network_v1_network_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8421,7 +9159,7 @@ func (x *PathStep) String() string {
 func (*PathStep) ProtoMessage() {}
 
 func (x *PathStep) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[104]
+	mi := &file_network_v1_network_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8434,7 +9172,7 @@ func (x *PathStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PathStep.ProtoReflect.Descriptor instead.
 func (*PathStep) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{104}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *PathStep) GetStage() string {
@@ -8483,7 +9221,7 @@ type ExplainPathResponse struct {
 
 func (x *ExplainPathResponse) Reset() {
 	*x = ExplainPathResponse{}
-	mi := &file_network_v1_network_proto_msgTypes[105]
+	mi := &file_network_v1_network_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8495,7 +9233,7 @@ func (x *ExplainPathResponse) String() string {
 func (*ExplainPathResponse) ProtoMessage() {}
 
 func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_network_v1_network_proto_msgTypes[105]
+	mi := &file_network_v1_network_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8508,7 +9246,7 @@ func (x *ExplainPathResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPathResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPathResponse) Descriptor() ([]byte, []int) {
-	return file_network_v1_network_proto_rawDescGZIP(), []int{105}
+	return file_network_v1_network_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ExplainPathResponse) GetPasses() bool {
@@ -9027,6 +9765,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x04name\x18\x05 \x01(\tR\x04name\"\x88\x01\n" +
 	"\x1aListSecurityGroupsResponse\x12B\n" +
 	"\x0fsecurity_groups\x18\x01 \x03(\v2\x19.network.v1.SecurityGroupR\x0esecurityGroups\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x90\x01\n" +
+	"\x1cListAllSecurityGroupsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"\x8b\x01\n" +
+	"\x1dListAllSecurityGroupsResponse\x12B\n" +
+	"\x0fsecurity_groups\x18\x01 \x03(\v2\x19.network.v1.SecurityGroupR\x0esecurityGroups\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"b\n" +
 	"\x1aDeleteSecurityGroupRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
@@ -9088,6 +9836,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x06vpc_id\x18\x06 \x01(\tR\x05vpcId\"|\n" +
 	"\x17ListRouteTablesResponse\x129\n" +
 	"\froute_tables\x18\x01 \x03(\v2\x16.network.v1.RouteTableR\vrouteTables\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8d\x01\n" +
+	"\x19ListAllRouteTablesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"\x7f\n" +
+	"\x1aListAllRouteTablesResponse\x129\n" +
+	"\froute_tables\x18\x01 \x03(\v2\x16.network.v1.RouteTableR\vrouteTables\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"_\n" +
 	"\x17DeleteRouteTableRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
@@ -9122,6 +9880,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12\x15\n" +
 	"\x06vpc_id\x18\x06 \x01(\tR\x05vpcId\"|\n" +
 	"\x17ListNatGatewaysResponse\x129\n" +
+	"\fnat_gateways\x18\x01 \x03(\v2\x16.network.v1.NatGatewayR\vnatGateways\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8d\x01\n" +
+	"\x19ListAllNatGatewaysRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"\x7f\n" +
+	"\x1aListAllNatGatewaysResponse\x129\n" +
 	"\fnat_gateways\x18\x01 \x03(\v2\x16.network.v1.NatGatewayR\vnatGateways\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xeb\x01\n" +
 	"\x17UpdateNatGatewayRequest\x12\x15\n" +
@@ -9181,6 +9949,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12\x17\n" +
 	"\aport_id\x18\x06 \x01(\tR\x06portId\"|\n" +
 	"\x17ListFloatingIpsResponse\x129\n" +
+	"\ffloating_ips\x18\x01 \x03(\v2\x16.network.v1.FloatingIpR\vfloatingIps\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8d\x01\n" +
+	"\x19ListAllFloatingIpsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"\x7f\n" +
+	"\x1aListAllFloatingIpsResponse\x129\n" +
 	"\ffloating_ips\x18\x01 \x03(\v2\x16.network.v1.FloatingIpR\vfloatingIps\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"_\n" +
 	"\x17DeleteFloatingIpRequest\x12\x15\n" +
@@ -9242,6 +10020,17 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x16ListServiceIpsResponse\x126\n" +
 	"\vservice_ips\x18\x01 \x03(\v2\x15.network.v1.ServiceIpR\n" +
 	"serviceIps\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8c\x01\n" +
+	"\x18ListAllServiceIpsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"{\n" +
+	"\x19ListAllServiceIpsResponse\x126\n" +
+	"\vservice_ips\x18\x01 \x03(\v2\x15.network.v1.ServiceIpR\n" +
+	"serviceIps\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"^\n" +
 	"\x16DeleteServiceIpRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
@@ -9288,6 +10077,16 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\x04name\x18\x05 \x01(\tR\x04name\x12\x15\n" +
 	"\x06vpc_id\x18\x06 \x01(\tR\x05vpcId\"o\n" +
 	"\x14ListPeeringsResponse\x12/\n" +
+	"\bpeerings\x18\x01 \x03(\v2\x13.network.v1.PeeringR\bpeerings\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8a\x01\n" +
+	"\x16ListAllPeeringsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x15\n" +
+	"\x06org_id\x18\x03 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x04 \x01(\tR\tprojectId\"r\n" +
+	"\x17ListAllPeeringsResponse\x12/\n" +
 	"\bpeerings\x18\x01 \x03(\v2\x13.network.v1.PeeringR\bpeerings\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\\\n" +
 	"\x14DeletePeeringRequest\x12\x15\n" +
@@ -9397,7 +10196,7 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"\bAffinity\x12\x18\n" +
 	"\x14AFFINITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rAFFINITY_NONE\x10\x01\x12\x16\n" +
-	"\x12AFFINITY_CLIENT_IP\x10\x022\xaf$\n" +
+	"\x12AFFINITY_CLIENT_IP\x10\x022\x8a)\n" +
 	"\x0eNetworkService\x12:\n" +
 	"\tCreateVpc\x12\x1c.network.v1.CreateVpcRequest\x1a\x0f.network.v1.Vpc\x124\n" +
 	"\x06GetVpc\x12\x19.network.v1.GetVpcRequest\x1a\x0f.network.v1.Vpc\x12E\n" +
@@ -9422,36 +10221,42 @@ const file_network_v1_network_proto_rawDesc = "" +
 	"DeletePort\x12\x1d.network.v1.DeletePortRequest\x1a\x1e.network.v1.DeletePortResponse\x12X\n" +
 	"\x13CreateSecurityGroup\x12&.network.v1.CreateSecurityGroupRequest\x1a\x19.network.v1.SecurityGroup\x12R\n" +
 	"\x10GetSecurityGroup\x12#.network.v1.GetSecurityGroupRequest\x1a\x19.network.v1.SecurityGroup\x12c\n" +
-	"\x12ListSecurityGroups\x12%.network.v1.ListSecurityGroupsRequest\x1a&.network.v1.ListSecurityGroupsResponse\x12X\n" +
+	"\x12ListSecurityGroups\x12%.network.v1.ListSecurityGroupsRequest\x1a&.network.v1.ListSecurityGroupsResponse\x12l\n" +
+	"\x15ListAllSecurityGroups\x12(.network.v1.ListAllSecurityGroupsRequest\x1a).network.v1.ListAllSecurityGroupsResponse\x12X\n" +
 	"\x13UpdateSecurityGroup\x12&.network.v1.UpdateSecurityGroupRequest\x1a\x19.network.v1.SecurityGroup\x12f\n" +
 	"\x13DeleteSecurityGroup\x12&.network.v1.DeleteSecurityGroupRequest\x1a'.network.v1.DeleteSecurityGroupResponse\x12Z\n" +
 	"\x14AddSecurityGroupRule\x12'.network.v1.AddSecurityGroupRuleRequest\x1a\x19.network.v1.SecurityGroup\x12`\n" +
 	"\x17RemoveSecurityGroupRule\x12*.network.v1.RemoveSecurityGroupRuleRequest\x1a\x19.network.v1.SecurityGroup\x12O\n" +
 	"\x10CreateRouteTable\x12#.network.v1.CreateRouteTableRequest\x1a\x16.network.v1.RouteTable\x12I\n" +
 	"\rGetRouteTable\x12 .network.v1.GetRouteTableRequest\x1a\x16.network.v1.RouteTable\x12Z\n" +
-	"\x0fListRouteTables\x12\".network.v1.ListRouteTablesRequest\x1a#.network.v1.ListRouteTablesResponse\x12O\n" +
+	"\x0fListRouteTables\x12\".network.v1.ListRouteTablesRequest\x1a#.network.v1.ListRouteTablesResponse\x12c\n" +
+	"\x12ListAllRouteTables\x12%.network.v1.ListAllRouteTablesRequest\x1a&.network.v1.ListAllRouteTablesResponse\x12O\n" +
 	"\x10UpdateRouteTable\x12#.network.v1.UpdateRouteTableRequest\x1a\x16.network.v1.RouteTable\x12]\n" +
 	"\x10DeleteRouteTable\x12#.network.v1.DeleteRouteTableRequest\x1a$.network.v1.DeleteRouteTableResponse\x12O\n" +
 	"\x10CreateNatGateway\x12#.network.v1.CreateNatGatewayRequest\x1a\x16.network.v1.NatGateway\x12I\n" +
 	"\rGetNatGateway\x12 .network.v1.GetNatGatewayRequest\x1a\x16.network.v1.NatGateway\x12Z\n" +
-	"\x0fListNatGateways\x12\".network.v1.ListNatGatewaysRequest\x1a#.network.v1.ListNatGatewaysResponse\x12O\n" +
+	"\x0fListNatGateways\x12\".network.v1.ListNatGatewaysRequest\x1a#.network.v1.ListNatGatewaysResponse\x12c\n" +
+	"\x12ListAllNatGateways\x12%.network.v1.ListAllNatGatewaysRequest\x1a&.network.v1.ListAllNatGatewaysResponse\x12O\n" +
 	"\x10UpdateNatGateway\x12#.network.v1.UpdateNatGatewayRequest\x1a\x16.network.v1.NatGateway\x12]\n" +
 	"\x10DeleteNatGateway\x12#.network.v1.DeleteNatGatewayRequest\x1a$.network.v1.DeleteNatGatewayResponse\x12O\n" +
 	"\x10CreateFloatingIp\x12#.network.v1.CreateFloatingIpRequest\x1a\x16.network.v1.FloatingIp\x12I\n" +
 	"\rGetFloatingIp\x12 .network.v1.GetFloatingIpRequest\x1a\x16.network.v1.FloatingIp\x12Z\n" +
-	"\x0fListFloatingIps\x12\".network.v1.ListFloatingIpsRequest\x1a#.network.v1.ListFloatingIpsResponse\x12O\n" +
+	"\x0fListFloatingIps\x12\".network.v1.ListFloatingIpsRequest\x1a#.network.v1.ListFloatingIpsResponse\x12c\n" +
+	"\x12ListAllFloatingIps\x12%.network.v1.ListAllFloatingIpsRequest\x1a&.network.v1.ListAllFloatingIpsResponse\x12O\n" +
 	"\x10UpdateFloatingIp\x12#.network.v1.UpdateFloatingIpRequest\x1a\x16.network.v1.FloatingIp\x12]\n" +
 	"\x10DeleteFloatingIp\x12#.network.v1.DeleteFloatingIpRequest\x1a$.network.v1.DeleteFloatingIpResponse\x12L\n" +
 	"\x0fCreateServiceIp\x12\".network.v1.CreateServiceIpRequest\x1a\x15.network.v1.ServiceIp\x12F\n" +
 	"\fGetServiceIp\x12\x1f.network.v1.GetServiceIpRequest\x1a\x15.network.v1.ServiceIp\x12W\n" +
-	"\x0eListServiceIps\x12!.network.v1.ListServiceIpsRequest\x1a\".network.v1.ListServiceIpsResponse\x12L\n" +
+	"\x0eListServiceIps\x12!.network.v1.ListServiceIpsRequest\x1a\".network.v1.ListServiceIpsResponse\x12`\n" +
+	"\x11ListAllServiceIps\x12$.network.v1.ListAllServiceIpsRequest\x1a%.network.v1.ListAllServiceIpsResponse\x12L\n" +
 	"\x0fUpdateServiceIp\x12\".network.v1.UpdateServiceIpRequest\x1a\x15.network.v1.ServiceIp\x12Z\n" +
 	"\x0fDeleteServiceIp\x12\".network.v1.DeleteServiceIpRequest\x1a#.network.v1.DeleteServiceIpResponse\x12F\n" +
 	"\rCreatePeering\x12 .network.v1.CreatePeeringRequest\x1a\x13.network.v1.Peering\x12F\n" +
 	"\rAcceptPeering\x12 .network.v1.AcceptPeeringRequest\x1a\x13.network.v1.Peering\x12@\n" +
 	"\n" +
 	"GetPeering\x12\x1d.network.v1.GetPeeringRequest\x1a\x13.network.v1.Peering\x12Q\n" +
-	"\fListPeerings\x12\x1f.network.v1.ListPeeringsRequest\x1a .network.v1.ListPeeringsResponse\x12F\n" +
+	"\fListPeerings\x12\x1f.network.v1.ListPeeringsRequest\x1a .network.v1.ListPeeringsResponse\x12Z\n" +
+	"\x0fListAllPeerings\x12\".network.v1.ListAllPeeringsRequest\x1a#.network.v1.ListAllPeeringsResponse\x12F\n" +
 	"\rUpdatePeering\x12 .network.v1.UpdatePeeringRequest\x1a\x13.network.v1.Peering\x12T\n" +
 	"\rDeletePeering\x12 .network.v1.DeletePeeringRequest\x1a!.network.v1.DeletePeeringResponse\x12^\n" +
 	"\x15CreateExternalNetwork\x12(.network.v1.CreateExternalNetworkRequest\x1a\x1b.network.v1.ExternalNetwork\x12X\n" +
@@ -9474,7 +10279,7 @@ func file_network_v1_network_proto_rawDescGZIP() []byte {
 }
 
 var file_network_v1_network_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
+var file_network_v1_network_proto_msgTypes = make([]protoimpl.MessageInfo, 124)
 var file_network_v1_network_proto_goTypes = []any{
 	(Status)(0),                            // 0: network.v1.Status
 	(Egress)(0),                            // 1: network.v1.Egress
@@ -9535,72 +10340,84 @@ var file_network_v1_network_proto_goTypes = []any{
 	(*GetSecurityGroupRequest)(nil),        // 56: network.v1.GetSecurityGroupRequest
 	(*ListSecurityGroupsRequest)(nil),      // 57: network.v1.ListSecurityGroupsRequest
 	(*ListSecurityGroupsResponse)(nil),     // 58: network.v1.ListSecurityGroupsResponse
-	(*DeleteSecurityGroupRequest)(nil),     // 59: network.v1.DeleteSecurityGroupRequest
-	(*DeleteSecurityGroupResponse)(nil),    // 60: network.v1.DeleteSecurityGroupResponse
-	(*AddSecurityGroupRuleRequest)(nil),    // 61: network.v1.AddSecurityGroupRuleRequest
-	(*RemoveSecurityGroupRuleRequest)(nil), // 62: network.v1.RemoveSecurityGroupRuleRequest
-	(*Routes)(nil),                         // 63: network.v1.Routes
-	(*SubnetIds)(nil),                      // 64: network.v1.SubnetIds
-	(*CreateRouteTableRequest)(nil),        // 65: network.v1.CreateRouteTableRequest
-	(*UpdateRouteTableRequest)(nil),        // 66: network.v1.UpdateRouteTableRequest
-	(*GetRouteTableRequest)(nil),           // 67: network.v1.GetRouteTableRequest
-	(*ListRouteTablesRequest)(nil),         // 68: network.v1.ListRouteTablesRequest
-	(*ListRouteTablesResponse)(nil),        // 69: network.v1.ListRouteTablesResponse
-	(*DeleteRouteTableRequest)(nil),        // 70: network.v1.DeleteRouteTableRequest
-	(*DeleteRouteTableResponse)(nil),       // 71: network.v1.DeleteRouteTableResponse
-	(*CreateNatGatewayRequest)(nil),        // 72: network.v1.CreateNatGatewayRequest
-	(*GetNatGatewayRequest)(nil),           // 73: network.v1.GetNatGatewayRequest
-	(*ListNatGatewaysRequest)(nil),         // 74: network.v1.ListNatGatewaysRequest
-	(*ListNatGatewaysResponse)(nil),        // 75: network.v1.ListNatGatewaysResponse
-	(*UpdateNatGatewayRequest)(nil),        // 76: network.v1.UpdateNatGatewayRequest
-	(*DeleteNatGatewayRequest)(nil),        // 77: network.v1.DeleteNatGatewayRequest
-	(*DeleteNatGatewayResponse)(nil),       // 78: network.v1.DeleteNatGatewayResponse
-	(*CreateFloatingIpRequest)(nil),        // 79: network.v1.CreateFloatingIpRequest
-	(*UpdateFloatingIpRequest)(nil),        // 80: network.v1.UpdateFloatingIpRequest
-	(*GetFloatingIpRequest)(nil),           // 81: network.v1.GetFloatingIpRequest
-	(*ListFloatingIpsRequest)(nil),         // 82: network.v1.ListFloatingIpsRequest
-	(*ListFloatingIpsResponse)(nil),        // 83: network.v1.ListFloatingIpsResponse
-	(*DeleteFloatingIpRequest)(nil),        // 84: network.v1.DeleteFloatingIpRequest
-	(*DeleteFloatingIpResponse)(nil),       // 85: network.v1.DeleteFloatingIpResponse
-	(*CreateServiceIpRequest)(nil),         // 86: network.v1.CreateServiceIpRequest
-	(*UpdateServiceIpRequest)(nil),         // 87: network.v1.UpdateServiceIpRequest
-	(*GetServiceIpRequest)(nil),            // 88: network.v1.GetServiceIpRequest
-	(*ListServiceIpsRequest)(nil),          // 89: network.v1.ListServiceIpsRequest
-	(*ListServiceIpsResponse)(nil),         // 90: network.v1.ListServiceIpsResponse
-	(*DeleteServiceIpRequest)(nil),         // 91: network.v1.DeleteServiceIpRequest
-	(*DeleteServiceIpResponse)(nil),        // 92: network.v1.DeleteServiceIpResponse
-	(*CreatePeeringRequest)(nil),           // 93: network.v1.CreatePeeringRequest
-	(*AcceptPeeringRequest)(nil),           // 94: network.v1.AcceptPeeringRequest
-	(*UpdatePeeringRequest)(nil),           // 95: network.v1.UpdatePeeringRequest
-	(*GetPeeringRequest)(nil),              // 96: network.v1.GetPeeringRequest
-	(*ListPeeringsRequest)(nil),            // 97: network.v1.ListPeeringsRequest
-	(*ListPeeringsResponse)(nil),           // 98: network.v1.ListPeeringsResponse
-	(*DeletePeeringRequest)(nil),           // 99: network.v1.DeletePeeringRequest
-	(*DeletePeeringResponse)(nil),          // 100: network.v1.DeletePeeringResponse
-	(*CreateExternalNetworkRequest)(nil),   // 101: network.v1.CreateExternalNetworkRequest
-	(*AddressRanges)(nil),                  // 102: network.v1.AddressRanges
-	(*UpdateExternalNetworkRequest)(nil),   // 103: network.v1.UpdateExternalNetworkRequest
-	(*GetExternalNetworkRequest)(nil),      // 104: network.v1.GetExternalNetworkRequest
-	(*ListExternalNetworksRequest)(nil),    // 105: network.v1.ListExternalNetworksRequest
-	(*ListExternalNetworksResponse)(nil),   // 106: network.v1.ListExternalNetworksResponse
-	(*DeleteExternalNetworkRequest)(nil),   // 107: network.v1.DeleteExternalNetworkRequest
-	(*DeleteExternalNetworkResponse)(nil),  // 108: network.v1.DeleteExternalNetworkResponse
-	(*ExplainPathRequest)(nil),             // 109: network.v1.ExplainPathRequest
-	(*PathStep)(nil),                       // 110: network.v1.PathStep
-	(*ExplainPathResponse)(nil),            // 111: network.v1.ExplainPathResponse
-	nil,                                    // 112: network.v1.Port.LabelsEntry
-	nil,                                    // 113: network.v1.ServiceIp.SelectorEntry
-	nil,                                    // 114: network.v1.PortLabels.LabelsEntry
-	nil,                                    // 115: network.v1.CreatePortRequest.LabelsEntry
-	nil,                                    // 116: network.v1.CreateServiceIpRequest.SelectorEntry
-	nil,                                    // 117: network.v1.UpdateServiceIpRequest.SelectorEntry
+	(*ListAllSecurityGroupsRequest)(nil),   // 59: network.v1.ListAllSecurityGroupsRequest
+	(*ListAllSecurityGroupsResponse)(nil),  // 60: network.v1.ListAllSecurityGroupsResponse
+	(*DeleteSecurityGroupRequest)(nil),     // 61: network.v1.DeleteSecurityGroupRequest
+	(*DeleteSecurityGroupResponse)(nil),    // 62: network.v1.DeleteSecurityGroupResponse
+	(*AddSecurityGroupRuleRequest)(nil),    // 63: network.v1.AddSecurityGroupRuleRequest
+	(*RemoveSecurityGroupRuleRequest)(nil), // 64: network.v1.RemoveSecurityGroupRuleRequest
+	(*Routes)(nil),                         // 65: network.v1.Routes
+	(*SubnetIds)(nil),                      // 66: network.v1.SubnetIds
+	(*CreateRouteTableRequest)(nil),        // 67: network.v1.CreateRouteTableRequest
+	(*UpdateRouteTableRequest)(nil),        // 68: network.v1.UpdateRouteTableRequest
+	(*GetRouteTableRequest)(nil),           // 69: network.v1.GetRouteTableRequest
+	(*ListRouteTablesRequest)(nil),         // 70: network.v1.ListRouteTablesRequest
+	(*ListRouteTablesResponse)(nil),        // 71: network.v1.ListRouteTablesResponse
+	(*ListAllRouteTablesRequest)(nil),      // 72: network.v1.ListAllRouteTablesRequest
+	(*ListAllRouteTablesResponse)(nil),     // 73: network.v1.ListAllRouteTablesResponse
+	(*DeleteRouteTableRequest)(nil),        // 74: network.v1.DeleteRouteTableRequest
+	(*DeleteRouteTableResponse)(nil),       // 75: network.v1.DeleteRouteTableResponse
+	(*CreateNatGatewayRequest)(nil),        // 76: network.v1.CreateNatGatewayRequest
+	(*GetNatGatewayRequest)(nil),           // 77: network.v1.GetNatGatewayRequest
+	(*ListNatGatewaysRequest)(nil),         // 78: network.v1.ListNatGatewaysRequest
+	(*ListNatGatewaysResponse)(nil),        // 79: network.v1.ListNatGatewaysResponse
+	(*ListAllNatGatewaysRequest)(nil),      // 80: network.v1.ListAllNatGatewaysRequest
+	(*ListAllNatGatewaysResponse)(nil),     // 81: network.v1.ListAllNatGatewaysResponse
+	(*UpdateNatGatewayRequest)(nil),        // 82: network.v1.UpdateNatGatewayRequest
+	(*DeleteNatGatewayRequest)(nil),        // 83: network.v1.DeleteNatGatewayRequest
+	(*DeleteNatGatewayResponse)(nil),       // 84: network.v1.DeleteNatGatewayResponse
+	(*CreateFloatingIpRequest)(nil),        // 85: network.v1.CreateFloatingIpRequest
+	(*UpdateFloatingIpRequest)(nil),        // 86: network.v1.UpdateFloatingIpRequest
+	(*GetFloatingIpRequest)(nil),           // 87: network.v1.GetFloatingIpRequest
+	(*ListFloatingIpsRequest)(nil),         // 88: network.v1.ListFloatingIpsRequest
+	(*ListFloatingIpsResponse)(nil),        // 89: network.v1.ListFloatingIpsResponse
+	(*ListAllFloatingIpsRequest)(nil),      // 90: network.v1.ListAllFloatingIpsRequest
+	(*ListAllFloatingIpsResponse)(nil),     // 91: network.v1.ListAllFloatingIpsResponse
+	(*DeleteFloatingIpRequest)(nil),        // 92: network.v1.DeleteFloatingIpRequest
+	(*DeleteFloatingIpResponse)(nil),       // 93: network.v1.DeleteFloatingIpResponse
+	(*CreateServiceIpRequest)(nil),         // 94: network.v1.CreateServiceIpRequest
+	(*UpdateServiceIpRequest)(nil),         // 95: network.v1.UpdateServiceIpRequest
+	(*GetServiceIpRequest)(nil),            // 96: network.v1.GetServiceIpRequest
+	(*ListServiceIpsRequest)(nil),          // 97: network.v1.ListServiceIpsRequest
+	(*ListServiceIpsResponse)(nil),         // 98: network.v1.ListServiceIpsResponse
+	(*ListAllServiceIpsRequest)(nil),       // 99: network.v1.ListAllServiceIpsRequest
+	(*ListAllServiceIpsResponse)(nil),      // 100: network.v1.ListAllServiceIpsResponse
+	(*DeleteServiceIpRequest)(nil),         // 101: network.v1.DeleteServiceIpRequest
+	(*DeleteServiceIpResponse)(nil),        // 102: network.v1.DeleteServiceIpResponse
+	(*CreatePeeringRequest)(nil),           // 103: network.v1.CreatePeeringRequest
+	(*AcceptPeeringRequest)(nil),           // 104: network.v1.AcceptPeeringRequest
+	(*UpdatePeeringRequest)(nil),           // 105: network.v1.UpdatePeeringRequest
+	(*GetPeeringRequest)(nil),              // 106: network.v1.GetPeeringRequest
+	(*ListPeeringsRequest)(nil),            // 107: network.v1.ListPeeringsRequest
+	(*ListPeeringsResponse)(nil),           // 108: network.v1.ListPeeringsResponse
+	(*ListAllPeeringsRequest)(nil),         // 109: network.v1.ListAllPeeringsRequest
+	(*ListAllPeeringsResponse)(nil),        // 110: network.v1.ListAllPeeringsResponse
+	(*DeletePeeringRequest)(nil),           // 111: network.v1.DeletePeeringRequest
+	(*DeletePeeringResponse)(nil),          // 112: network.v1.DeletePeeringResponse
+	(*CreateExternalNetworkRequest)(nil),   // 113: network.v1.CreateExternalNetworkRequest
+	(*AddressRanges)(nil),                  // 114: network.v1.AddressRanges
+	(*UpdateExternalNetworkRequest)(nil),   // 115: network.v1.UpdateExternalNetworkRequest
+	(*GetExternalNetworkRequest)(nil),      // 116: network.v1.GetExternalNetworkRequest
+	(*ListExternalNetworksRequest)(nil),    // 117: network.v1.ListExternalNetworksRequest
+	(*ListExternalNetworksResponse)(nil),   // 118: network.v1.ListExternalNetworksResponse
+	(*DeleteExternalNetworkRequest)(nil),   // 119: network.v1.DeleteExternalNetworkRequest
+	(*DeleteExternalNetworkResponse)(nil),  // 120: network.v1.DeleteExternalNetworkResponse
+	(*ExplainPathRequest)(nil),             // 121: network.v1.ExplainPathRequest
+	(*PathStep)(nil),                       // 122: network.v1.PathStep
+	(*ExplainPathResponse)(nil),            // 123: network.v1.ExplainPathResponse
+	nil,                                    // 124: network.v1.Port.LabelsEntry
+	nil,                                    // 125: network.v1.ServiceIp.SelectorEntry
+	nil,                                    // 126: network.v1.PortLabels.LabelsEntry
+	nil,                                    // 127: network.v1.CreatePortRequest.LabelsEntry
+	nil,                                    // 128: network.v1.CreateServiceIpRequest.SelectorEntry
+	nil,                                    // 129: network.v1.UpdateServiceIpRequest.SelectorEntry
 }
 var file_network_v1_network_proto_depIdxs = []int32{
 	0,   // 0: network.v1.Vpc.status:type_name -> network.v1.Status
 	0,   // 1: network.v1.Subnet.status:type_name -> network.v1.Status
 	8,   // 2: network.v1.Port.allowed_address_pairs:type_name -> network.v1.AddressPair
 	0,   // 3: network.v1.Port.status:type_name -> network.v1.Status
-	112, // 4: network.v1.Port.labels:type_name -> network.v1.Port.LabelsEntry
+	124, // 4: network.v1.Port.labels:type_name -> network.v1.Port.LabelsEntry
 	2,   // 5: network.v1.SecurityGroupRule.direction:type_name -> network.v1.Direction
 	3,   // 6: network.v1.SecurityGroupRule.ethertype:type_name -> network.v1.Ethertype
 	10,  // 7: network.v1.SecurityGroup.rules:type_name -> network.v1.SecurityGroupRule
@@ -9614,7 +10431,7 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	18,  // 15: network.v1.ServiceIp.health_check:type_name -> network.v1.HealthCheck
 	5,   // 16: network.v1.ServiceIp.affinity:type_name -> network.v1.Affinity
 	0,   // 17: network.v1.ServiceIp.status:type_name -> network.v1.Status
-	113, // 18: network.v1.ServiceIp.selector:type_name -> network.v1.ServiceIp.SelectorEntry
+	125, // 18: network.v1.ServiceIp.selector:type_name -> network.v1.ServiceIp.SelectorEntry
 	0,   // 19: network.v1.Peering.status:type_name -> network.v1.Status
 	21,  // 20: network.v1.ExternalNetwork.pools:type_name -> network.v1.AddressRange
 	1,   // 21: network.v1.CreateVpcRequest.egress:type_name -> network.v1.Egress
@@ -9624,10 +10441,10 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	7,   // 25: network.v1.ListSubnetsResponse.subnets:type_name -> network.v1.Subnet
 	7,   // 26: network.v1.ListAllSubnetsResponse.subnets:type_name -> network.v1.Subnet
 	8,   // 27: network.v1.AddressPairs.pairs:type_name -> network.v1.AddressPair
-	114, // 28: network.v1.PortLabels.labels:type_name -> network.v1.PortLabels.LabelsEntry
+	126, // 28: network.v1.PortLabels.labels:type_name -> network.v1.PortLabels.LabelsEntry
 	42,  // 29: network.v1.CreatePortRequest.security_groups:type_name -> network.v1.GroupIds
 	8,   // 30: network.v1.CreatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPair
-	115, // 31: network.v1.CreatePortRequest.labels:type_name -> network.v1.CreatePortRequest.LabelsEntry
+	127, // 31: network.v1.CreatePortRequest.labels:type_name -> network.v1.CreatePortRequest.LabelsEntry
 	42,  // 32: network.v1.UpdatePortRequest.security_groups:type_name -> network.v1.GroupIds
 	43,  // 33: network.v1.UpdatePortRequest.allowed_address_pairs:type_name -> network.v1.AddressPairs
 	44,  // 34: network.v1.UpdatePortRequest.labels:type_name -> network.v1.PortLabels
@@ -9635,150 +10452,168 @@ var file_network_v1_network_proto_depIdxs = []int32{
 	9,   // 36: network.v1.ListAllPortsResponse.ports:type_name -> network.v1.Port
 	10,  // 37: network.v1.CreateSecurityGroupRequest.rules:type_name -> network.v1.SecurityGroupRule
 	11,  // 38: network.v1.ListSecurityGroupsResponse.security_groups:type_name -> network.v1.SecurityGroup
-	10,  // 39: network.v1.AddSecurityGroupRuleRequest.rule:type_name -> network.v1.SecurityGroupRule
-	12,  // 40: network.v1.Routes.routes:type_name -> network.v1.Route
-	12,  // 41: network.v1.CreateRouteTableRequest.routes:type_name -> network.v1.Route
-	63,  // 42: network.v1.UpdateRouteTableRequest.routes:type_name -> network.v1.Routes
-	64,  // 43: network.v1.UpdateRouteTableRequest.subnet_ids:type_name -> network.v1.SubnetIds
-	13,  // 44: network.v1.ListRouteTablesResponse.route_tables:type_name -> network.v1.RouteTable
-	14,  // 45: network.v1.ListNatGatewaysResponse.nat_gateways:type_name -> network.v1.NatGateway
-	15,  // 46: network.v1.ListFloatingIpsResponse.floating_ips:type_name -> network.v1.FloatingIp
-	16,  // 47: network.v1.CreateServiceIpRequest.ports:type_name -> network.v1.ServicePort
-	17,  // 48: network.v1.CreateServiceIpRequest.backends:type_name -> network.v1.Backend
-	18,  // 49: network.v1.CreateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
-	5,   // 50: network.v1.CreateServiceIpRequest.affinity:type_name -> network.v1.Affinity
-	116, // 51: network.v1.CreateServiceIpRequest.selector:type_name -> network.v1.CreateServiceIpRequest.SelectorEntry
-	16,  // 52: network.v1.UpdateServiceIpRequest.ports:type_name -> network.v1.ServicePort
-	17,  // 53: network.v1.UpdateServiceIpRequest.backends:type_name -> network.v1.Backend
-	18,  // 54: network.v1.UpdateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
-	5,   // 55: network.v1.UpdateServiceIpRequest.affinity:type_name -> network.v1.Affinity
-	117, // 56: network.v1.UpdateServiceIpRequest.selector:type_name -> network.v1.UpdateServiceIpRequest.SelectorEntry
-	19,  // 57: network.v1.ListServiceIpsResponse.service_ips:type_name -> network.v1.ServiceIp
-	20,  // 58: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
-	21,  // 59: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
-	21,  // 60: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
-	102, // 61: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
-	22,  // 62: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
-	110, // 63: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
-	23,  // 64: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
-	25,  // 65: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
-	26,  // 66: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
-	28,  // 67: network.v1.NetworkService.ListAllVpcs:input_type -> network.v1.ListAllVpcsRequest
-	24,  // 68: network.v1.NetworkService.UpdateVpc:input_type -> network.v1.UpdateVpcRequest
-	30,  // 69: network.v1.NetworkService.DeleteVpc:input_type -> network.v1.DeleteVpcRequest
-	32,  // 70: network.v1.NetworkService.CreateSubnet:input_type -> network.v1.CreateSubnetRequest
-	35,  // 71: network.v1.NetworkService.GetSubnet:input_type -> network.v1.GetSubnetRequest
-	36,  // 72: network.v1.NetworkService.ListSubnets:input_type -> network.v1.ListSubnetsRequest
-	38,  // 73: network.v1.NetworkService.ListAllSubnets:input_type -> network.v1.ListAllSubnetsRequest
-	34,  // 74: network.v1.NetworkService.UpdateSubnet:input_type -> network.v1.UpdateSubnetRequest
-	40,  // 75: network.v1.NetworkService.DeleteSubnet:input_type -> network.v1.DeleteSubnetRequest
-	45,  // 76: network.v1.NetworkService.CreatePort:input_type -> network.v1.CreatePortRequest
-	47,  // 77: network.v1.NetworkService.GetPort:input_type -> network.v1.GetPortRequest
-	48,  // 78: network.v1.NetworkService.ListPorts:input_type -> network.v1.ListPortsRequest
-	50,  // 79: network.v1.NetworkService.ListAllPorts:input_type -> network.v1.ListAllPortsRequest
-	46,  // 80: network.v1.NetworkService.UpdatePort:input_type -> network.v1.UpdatePortRequest
-	52,  // 81: network.v1.NetworkService.DeletePort:input_type -> network.v1.DeletePortRequest
-	54,  // 82: network.v1.NetworkService.CreateSecurityGroup:input_type -> network.v1.CreateSecurityGroupRequest
-	56,  // 83: network.v1.NetworkService.GetSecurityGroup:input_type -> network.v1.GetSecurityGroupRequest
-	57,  // 84: network.v1.NetworkService.ListSecurityGroups:input_type -> network.v1.ListSecurityGroupsRequest
-	55,  // 85: network.v1.NetworkService.UpdateSecurityGroup:input_type -> network.v1.UpdateSecurityGroupRequest
-	59,  // 86: network.v1.NetworkService.DeleteSecurityGroup:input_type -> network.v1.DeleteSecurityGroupRequest
-	61,  // 87: network.v1.NetworkService.AddSecurityGroupRule:input_type -> network.v1.AddSecurityGroupRuleRequest
-	62,  // 88: network.v1.NetworkService.RemoveSecurityGroupRule:input_type -> network.v1.RemoveSecurityGroupRuleRequest
-	65,  // 89: network.v1.NetworkService.CreateRouteTable:input_type -> network.v1.CreateRouteTableRequest
-	67,  // 90: network.v1.NetworkService.GetRouteTable:input_type -> network.v1.GetRouteTableRequest
-	68,  // 91: network.v1.NetworkService.ListRouteTables:input_type -> network.v1.ListRouteTablesRequest
-	66,  // 92: network.v1.NetworkService.UpdateRouteTable:input_type -> network.v1.UpdateRouteTableRequest
-	70,  // 93: network.v1.NetworkService.DeleteRouteTable:input_type -> network.v1.DeleteRouteTableRequest
-	72,  // 94: network.v1.NetworkService.CreateNatGateway:input_type -> network.v1.CreateNatGatewayRequest
-	73,  // 95: network.v1.NetworkService.GetNatGateway:input_type -> network.v1.GetNatGatewayRequest
-	74,  // 96: network.v1.NetworkService.ListNatGateways:input_type -> network.v1.ListNatGatewaysRequest
-	76,  // 97: network.v1.NetworkService.UpdateNatGateway:input_type -> network.v1.UpdateNatGatewayRequest
-	77,  // 98: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
-	79,  // 99: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
-	81,  // 100: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
-	82,  // 101: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
-	80,  // 102: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
-	84,  // 103: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
-	86,  // 104: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
-	88,  // 105: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
-	89,  // 106: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
-	87,  // 107: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
-	91,  // 108: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
-	93,  // 109: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
-	94,  // 110: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
-	96,  // 111: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
-	97,  // 112: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
-	95,  // 113: network.v1.NetworkService.UpdatePeering:input_type -> network.v1.UpdatePeeringRequest
-	99,  // 114: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
-	101, // 115: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
-	104, // 116: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
-	105, // 117: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
-	103, // 118: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
-	107, // 119: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
-	109, // 120: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
-	6,   // 121: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
-	6,   // 122: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
-	27,  // 123: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
-	29,  // 124: network.v1.NetworkService.ListAllVpcs:output_type -> network.v1.ListAllVpcsResponse
-	6,   // 125: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
-	31,  // 126: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
-	7,   // 127: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
-	7,   // 128: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
-	37,  // 129: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
-	39,  // 130: network.v1.NetworkService.ListAllSubnets:output_type -> network.v1.ListAllSubnetsResponse
-	7,   // 131: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
-	41,  // 132: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
-	9,   // 133: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
-	9,   // 134: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
-	49,  // 135: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
-	51,  // 136: network.v1.NetworkService.ListAllPorts:output_type -> network.v1.ListAllPortsResponse
-	9,   // 137: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
-	53,  // 138: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
-	11,  // 139: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
-	11,  // 140: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
-	58,  // 141: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
-	11,  // 142: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
-	60,  // 143: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
-	11,  // 144: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	11,  // 145: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
-	13,  // 146: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
-	13,  // 147: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
-	69,  // 148: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
-	13,  // 149: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
-	71,  // 150: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
-	14,  // 151: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
-	14,  // 152: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
-	75,  // 153: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
-	14,  // 154: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
-	78,  // 155: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
-	15,  // 156: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
-	15,  // 157: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
-	83,  // 158: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
-	15,  // 159: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
-	85,  // 160: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
-	19,  // 161: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
-	19,  // 162: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
-	90,  // 163: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
-	19,  // 164: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
-	92,  // 165: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
-	20,  // 166: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
-	20,  // 167: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
-	20,  // 168: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
-	98,  // 169: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
-	20,  // 170: network.v1.NetworkService.UpdatePeering:output_type -> network.v1.Peering
-	100, // 171: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
-	22,  // 172: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	22,  // 173: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
-	106, // 174: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
-	22,  // 175: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
-	108, // 176: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
-	111, // 177: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
-	121, // [121:178] is the sub-list for method output_type
-	64,  // [64:121] is the sub-list for method input_type
-	64,  // [64:64] is the sub-list for extension type_name
-	64,  // [64:64] is the sub-list for extension extendee
-	0,   // [0:64] is the sub-list for field type_name
+	11,  // 39: network.v1.ListAllSecurityGroupsResponse.security_groups:type_name -> network.v1.SecurityGroup
+	10,  // 40: network.v1.AddSecurityGroupRuleRequest.rule:type_name -> network.v1.SecurityGroupRule
+	12,  // 41: network.v1.Routes.routes:type_name -> network.v1.Route
+	12,  // 42: network.v1.CreateRouteTableRequest.routes:type_name -> network.v1.Route
+	65,  // 43: network.v1.UpdateRouteTableRequest.routes:type_name -> network.v1.Routes
+	66,  // 44: network.v1.UpdateRouteTableRequest.subnet_ids:type_name -> network.v1.SubnetIds
+	13,  // 45: network.v1.ListRouteTablesResponse.route_tables:type_name -> network.v1.RouteTable
+	13,  // 46: network.v1.ListAllRouteTablesResponse.route_tables:type_name -> network.v1.RouteTable
+	14,  // 47: network.v1.ListNatGatewaysResponse.nat_gateways:type_name -> network.v1.NatGateway
+	14,  // 48: network.v1.ListAllNatGatewaysResponse.nat_gateways:type_name -> network.v1.NatGateway
+	15,  // 49: network.v1.ListFloatingIpsResponse.floating_ips:type_name -> network.v1.FloatingIp
+	15,  // 50: network.v1.ListAllFloatingIpsResponse.floating_ips:type_name -> network.v1.FloatingIp
+	16,  // 51: network.v1.CreateServiceIpRequest.ports:type_name -> network.v1.ServicePort
+	17,  // 52: network.v1.CreateServiceIpRequest.backends:type_name -> network.v1.Backend
+	18,  // 53: network.v1.CreateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
+	5,   // 54: network.v1.CreateServiceIpRequest.affinity:type_name -> network.v1.Affinity
+	128, // 55: network.v1.CreateServiceIpRequest.selector:type_name -> network.v1.CreateServiceIpRequest.SelectorEntry
+	16,  // 56: network.v1.UpdateServiceIpRequest.ports:type_name -> network.v1.ServicePort
+	17,  // 57: network.v1.UpdateServiceIpRequest.backends:type_name -> network.v1.Backend
+	18,  // 58: network.v1.UpdateServiceIpRequest.health_check:type_name -> network.v1.HealthCheck
+	5,   // 59: network.v1.UpdateServiceIpRequest.affinity:type_name -> network.v1.Affinity
+	129, // 60: network.v1.UpdateServiceIpRequest.selector:type_name -> network.v1.UpdateServiceIpRequest.SelectorEntry
+	19,  // 61: network.v1.ListServiceIpsResponse.service_ips:type_name -> network.v1.ServiceIp
+	19,  // 62: network.v1.ListAllServiceIpsResponse.service_ips:type_name -> network.v1.ServiceIp
+	20,  // 63: network.v1.ListPeeringsResponse.peerings:type_name -> network.v1.Peering
+	20,  // 64: network.v1.ListAllPeeringsResponse.peerings:type_name -> network.v1.Peering
+	21,  // 65: network.v1.CreateExternalNetworkRequest.pools:type_name -> network.v1.AddressRange
+	21,  // 66: network.v1.AddressRanges.ranges:type_name -> network.v1.AddressRange
+	114, // 67: network.v1.UpdateExternalNetworkRequest.pools:type_name -> network.v1.AddressRanges
+	22,  // 68: network.v1.ListExternalNetworksResponse.external_networks:type_name -> network.v1.ExternalNetwork
+	122, // 69: network.v1.ExplainPathResponse.steps:type_name -> network.v1.PathStep
+	23,  // 70: network.v1.NetworkService.CreateVpc:input_type -> network.v1.CreateVpcRequest
+	25,  // 71: network.v1.NetworkService.GetVpc:input_type -> network.v1.GetVpcRequest
+	26,  // 72: network.v1.NetworkService.ListVpcs:input_type -> network.v1.ListVpcsRequest
+	28,  // 73: network.v1.NetworkService.ListAllVpcs:input_type -> network.v1.ListAllVpcsRequest
+	24,  // 74: network.v1.NetworkService.UpdateVpc:input_type -> network.v1.UpdateVpcRequest
+	30,  // 75: network.v1.NetworkService.DeleteVpc:input_type -> network.v1.DeleteVpcRequest
+	32,  // 76: network.v1.NetworkService.CreateSubnet:input_type -> network.v1.CreateSubnetRequest
+	35,  // 77: network.v1.NetworkService.GetSubnet:input_type -> network.v1.GetSubnetRequest
+	36,  // 78: network.v1.NetworkService.ListSubnets:input_type -> network.v1.ListSubnetsRequest
+	38,  // 79: network.v1.NetworkService.ListAllSubnets:input_type -> network.v1.ListAllSubnetsRequest
+	34,  // 80: network.v1.NetworkService.UpdateSubnet:input_type -> network.v1.UpdateSubnetRequest
+	40,  // 81: network.v1.NetworkService.DeleteSubnet:input_type -> network.v1.DeleteSubnetRequest
+	45,  // 82: network.v1.NetworkService.CreatePort:input_type -> network.v1.CreatePortRequest
+	47,  // 83: network.v1.NetworkService.GetPort:input_type -> network.v1.GetPortRequest
+	48,  // 84: network.v1.NetworkService.ListPorts:input_type -> network.v1.ListPortsRequest
+	50,  // 85: network.v1.NetworkService.ListAllPorts:input_type -> network.v1.ListAllPortsRequest
+	46,  // 86: network.v1.NetworkService.UpdatePort:input_type -> network.v1.UpdatePortRequest
+	52,  // 87: network.v1.NetworkService.DeletePort:input_type -> network.v1.DeletePortRequest
+	54,  // 88: network.v1.NetworkService.CreateSecurityGroup:input_type -> network.v1.CreateSecurityGroupRequest
+	56,  // 89: network.v1.NetworkService.GetSecurityGroup:input_type -> network.v1.GetSecurityGroupRequest
+	57,  // 90: network.v1.NetworkService.ListSecurityGroups:input_type -> network.v1.ListSecurityGroupsRequest
+	59,  // 91: network.v1.NetworkService.ListAllSecurityGroups:input_type -> network.v1.ListAllSecurityGroupsRequest
+	55,  // 92: network.v1.NetworkService.UpdateSecurityGroup:input_type -> network.v1.UpdateSecurityGroupRequest
+	61,  // 93: network.v1.NetworkService.DeleteSecurityGroup:input_type -> network.v1.DeleteSecurityGroupRequest
+	63,  // 94: network.v1.NetworkService.AddSecurityGroupRule:input_type -> network.v1.AddSecurityGroupRuleRequest
+	64,  // 95: network.v1.NetworkService.RemoveSecurityGroupRule:input_type -> network.v1.RemoveSecurityGroupRuleRequest
+	67,  // 96: network.v1.NetworkService.CreateRouteTable:input_type -> network.v1.CreateRouteTableRequest
+	69,  // 97: network.v1.NetworkService.GetRouteTable:input_type -> network.v1.GetRouteTableRequest
+	70,  // 98: network.v1.NetworkService.ListRouteTables:input_type -> network.v1.ListRouteTablesRequest
+	72,  // 99: network.v1.NetworkService.ListAllRouteTables:input_type -> network.v1.ListAllRouteTablesRequest
+	68,  // 100: network.v1.NetworkService.UpdateRouteTable:input_type -> network.v1.UpdateRouteTableRequest
+	74,  // 101: network.v1.NetworkService.DeleteRouteTable:input_type -> network.v1.DeleteRouteTableRequest
+	76,  // 102: network.v1.NetworkService.CreateNatGateway:input_type -> network.v1.CreateNatGatewayRequest
+	77,  // 103: network.v1.NetworkService.GetNatGateway:input_type -> network.v1.GetNatGatewayRequest
+	78,  // 104: network.v1.NetworkService.ListNatGateways:input_type -> network.v1.ListNatGatewaysRequest
+	80,  // 105: network.v1.NetworkService.ListAllNatGateways:input_type -> network.v1.ListAllNatGatewaysRequest
+	82,  // 106: network.v1.NetworkService.UpdateNatGateway:input_type -> network.v1.UpdateNatGatewayRequest
+	83,  // 107: network.v1.NetworkService.DeleteNatGateway:input_type -> network.v1.DeleteNatGatewayRequest
+	85,  // 108: network.v1.NetworkService.CreateFloatingIp:input_type -> network.v1.CreateFloatingIpRequest
+	87,  // 109: network.v1.NetworkService.GetFloatingIp:input_type -> network.v1.GetFloatingIpRequest
+	88,  // 110: network.v1.NetworkService.ListFloatingIps:input_type -> network.v1.ListFloatingIpsRequest
+	90,  // 111: network.v1.NetworkService.ListAllFloatingIps:input_type -> network.v1.ListAllFloatingIpsRequest
+	86,  // 112: network.v1.NetworkService.UpdateFloatingIp:input_type -> network.v1.UpdateFloatingIpRequest
+	92,  // 113: network.v1.NetworkService.DeleteFloatingIp:input_type -> network.v1.DeleteFloatingIpRequest
+	94,  // 114: network.v1.NetworkService.CreateServiceIp:input_type -> network.v1.CreateServiceIpRequest
+	96,  // 115: network.v1.NetworkService.GetServiceIp:input_type -> network.v1.GetServiceIpRequest
+	97,  // 116: network.v1.NetworkService.ListServiceIps:input_type -> network.v1.ListServiceIpsRequest
+	99,  // 117: network.v1.NetworkService.ListAllServiceIps:input_type -> network.v1.ListAllServiceIpsRequest
+	95,  // 118: network.v1.NetworkService.UpdateServiceIp:input_type -> network.v1.UpdateServiceIpRequest
+	101, // 119: network.v1.NetworkService.DeleteServiceIp:input_type -> network.v1.DeleteServiceIpRequest
+	103, // 120: network.v1.NetworkService.CreatePeering:input_type -> network.v1.CreatePeeringRequest
+	104, // 121: network.v1.NetworkService.AcceptPeering:input_type -> network.v1.AcceptPeeringRequest
+	106, // 122: network.v1.NetworkService.GetPeering:input_type -> network.v1.GetPeeringRequest
+	107, // 123: network.v1.NetworkService.ListPeerings:input_type -> network.v1.ListPeeringsRequest
+	109, // 124: network.v1.NetworkService.ListAllPeerings:input_type -> network.v1.ListAllPeeringsRequest
+	105, // 125: network.v1.NetworkService.UpdatePeering:input_type -> network.v1.UpdatePeeringRequest
+	111, // 126: network.v1.NetworkService.DeletePeering:input_type -> network.v1.DeletePeeringRequest
+	113, // 127: network.v1.NetworkService.CreateExternalNetwork:input_type -> network.v1.CreateExternalNetworkRequest
+	116, // 128: network.v1.NetworkService.GetExternalNetwork:input_type -> network.v1.GetExternalNetworkRequest
+	117, // 129: network.v1.NetworkService.ListExternalNetworks:input_type -> network.v1.ListExternalNetworksRequest
+	115, // 130: network.v1.NetworkService.UpdateExternalNetwork:input_type -> network.v1.UpdateExternalNetworkRequest
+	119, // 131: network.v1.NetworkService.DeleteExternalNetwork:input_type -> network.v1.DeleteExternalNetworkRequest
+	121, // 132: network.v1.NetworkService.ExplainPath:input_type -> network.v1.ExplainPathRequest
+	6,   // 133: network.v1.NetworkService.CreateVpc:output_type -> network.v1.Vpc
+	6,   // 134: network.v1.NetworkService.GetVpc:output_type -> network.v1.Vpc
+	27,  // 135: network.v1.NetworkService.ListVpcs:output_type -> network.v1.ListVpcsResponse
+	29,  // 136: network.v1.NetworkService.ListAllVpcs:output_type -> network.v1.ListAllVpcsResponse
+	6,   // 137: network.v1.NetworkService.UpdateVpc:output_type -> network.v1.Vpc
+	31,  // 138: network.v1.NetworkService.DeleteVpc:output_type -> network.v1.DeleteVpcResponse
+	7,   // 139: network.v1.NetworkService.CreateSubnet:output_type -> network.v1.Subnet
+	7,   // 140: network.v1.NetworkService.GetSubnet:output_type -> network.v1.Subnet
+	37,  // 141: network.v1.NetworkService.ListSubnets:output_type -> network.v1.ListSubnetsResponse
+	39,  // 142: network.v1.NetworkService.ListAllSubnets:output_type -> network.v1.ListAllSubnetsResponse
+	7,   // 143: network.v1.NetworkService.UpdateSubnet:output_type -> network.v1.Subnet
+	41,  // 144: network.v1.NetworkService.DeleteSubnet:output_type -> network.v1.DeleteSubnetResponse
+	9,   // 145: network.v1.NetworkService.CreatePort:output_type -> network.v1.Port
+	9,   // 146: network.v1.NetworkService.GetPort:output_type -> network.v1.Port
+	49,  // 147: network.v1.NetworkService.ListPorts:output_type -> network.v1.ListPortsResponse
+	51,  // 148: network.v1.NetworkService.ListAllPorts:output_type -> network.v1.ListAllPortsResponse
+	9,   // 149: network.v1.NetworkService.UpdatePort:output_type -> network.v1.Port
+	53,  // 150: network.v1.NetworkService.DeletePort:output_type -> network.v1.DeletePortResponse
+	11,  // 151: network.v1.NetworkService.CreateSecurityGroup:output_type -> network.v1.SecurityGroup
+	11,  // 152: network.v1.NetworkService.GetSecurityGroup:output_type -> network.v1.SecurityGroup
+	58,  // 153: network.v1.NetworkService.ListSecurityGroups:output_type -> network.v1.ListSecurityGroupsResponse
+	60,  // 154: network.v1.NetworkService.ListAllSecurityGroups:output_type -> network.v1.ListAllSecurityGroupsResponse
+	11,  // 155: network.v1.NetworkService.UpdateSecurityGroup:output_type -> network.v1.SecurityGroup
+	62,  // 156: network.v1.NetworkService.DeleteSecurityGroup:output_type -> network.v1.DeleteSecurityGroupResponse
+	11,  // 157: network.v1.NetworkService.AddSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	11,  // 158: network.v1.NetworkService.RemoveSecurityGroupRule:output_type -> network.v1.SecurityGroup
+	13,  // 159: network.v1.NetworkService.CreateRouteTable:output_type -> network.v1.RouteTable
+	13,  // 160: network.v1.NetworkService.GetRouteTable:output_type -> network.v1.RouteTable
+	71,  // 161: network.v1.NetworkService.ListRouteTables:output_type -> network.v1.ListRouteTablesResponse
+	73,  // 162: network.v1.NetworkService.ListAllRouteTables:output_type -> network.v1.ListAllRouteTablesResponse
+	13,  // 163: network.v1.NetworkService.UpdateRouteTable:output_type -> network.v1.RouteTable
+	75,  // 164: network.v1.NetworkService.DeleteRouteTable:output_type -> network.v1.DeleteRouteTableResponse
+	14,  // 165: network.v1.NetworkService.CreateNatGateway:output_type -> network.v1.NatGateway
+	14,  // 166: network.v1.NetworkService.GetNatGateway:output_type -> network.v1.NatGateway
+	79,  // 167: network.v1.NetworkService.ListNatGateways:output_type -> network.v1.ListNatGatewaysResponse
+	81,  // 168: network.v1.NetworkService.ListAllNatGateways:output_type -> network.v1.ListAllNatGatewaysResponse
+	14,  // 169: network.v1.NetworkService.UpdateNatGateway:output_type -> network.v1.NatGateway
+	84,  // 170: network.v1.NetworkService.DeleteNatGateway:output_type -> network.v1.DeleteNatGatewayResponse
+	15,  // 171: network.v1.NetworkService.CreateFloatingIp:output_type -> network.v1.FloatingIp
+	15,  // 172: network.v1.NetworkService.GetFloatingIp:output_type -> network.v1.FloatingIp
+	89,  // 173: network.v1.NetworkService.ListFloatingIps:output_type -> network.v1.ListFloatingIpsResponse
+	91,  // 174: network.v1.NetworkService.ListAllFloatingIps:output_type -> network.v1.ListAllFloatingIpsResponse
+	15,  // 175: network.v1.NetworkService.UpdateFloatingIp:output_type -> network.v1.FloatingIp
+	93,  // 176: network.v1.NetworkService.DeleteFloatingIp:output_type -> network.v1.DeleteFloatingIpResponse
+	19,  // 177: network.v1.NetworkService.CreateServiceIp:output_type -> network.v1.ServiceIp
+	19,  // 178: network.v1.NetworkService.GetServiceIp:output_type -> network.v1.ServiceIp
+	98,  // 179: network.v1.NetworkService.ListServiceIps:output_type -> network.v1.ListServiceIpsResponse
+	100, // 180: network.v1.NetworkService.ListAllServiceIps:output_type -> network.v1.ListAllServiceIpsResponse
+	19,  // 181: network.v1.NetworkService.UpdateServiceIp:output_type -> network.v1.ServiceIp
+	102, // 182: network.v1.NetworkService.DeleteServiceIp:output_type -> network.v1.DeleteServiceIpResponse
+	20,  // 183: network.v1.NetworkService.CreatePeering:output_type -> network.v1.Peering
+	20,  // 184: network.v1.NetworkService.AcceptPeering:output_type -> network.v1.Peering
+	20,  // 185: network.v1.NetworkService.GetPeering:output_type -> network.v1.Peering
+	108, // 186: network.v1.NetworkService.ListPeerings:output_type -> network.v1.ListPeeringsResponse
+	110, // 187: network.v1.NetworkService.ListAllPeerings:output_type -> network.v1.ListAllPeeringsResponse
+	20,  // 188: network.v1.NetworkService.UpdatePeering:output_type -> network.v1.Peering
+	112, // 189: network.v1.NetworkService.DeletePeering:output_type -> network.v1.DeletePeeringResponse
+	22,  // 190: network.v1.NetworkService.CreateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	22,  // 191: network.v1.NetworkService.GetExternalNetwork:output_type -> network.v1.ExternalNetwork
+	118, // 192: network.v1.NetworkService.ListExternalNetworks:output_type -> network.v1.ListExternalNetworksResponse
+	22,  // 193: network.v1.NetworkService.UpdateExternalNetwork:output_type -> network.v1.ExternalNetwork
+	120, // 194: network.v1.NetworkService.DeleteExternalNetwork:output_type -> network.v1.DeleteExternalNetworkResponse
+	123, // 195: network.v1.NetworkService.ExplainPath:output_type -> network.v1.ExplainPathResponse
+	133, // [133:196] is the sub-list for method output_type
+	70,  // [70:133] is the sub-list for method input_type
+	70,  // [70:70] is the sub-list for extension type_name
+	70,  // [70:70] is the sub-list for extension extendee
+	0,   // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_network_v1_network_proto_init() }
@@ -9793,19 +10628,19 @@ func file_network_v1_network_proto_init() {
 	file_network_v1_network_proto_msgTypes[39].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[40].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[49].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[60].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[70].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[74].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[81].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[62].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[76].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[80].OneofWrappers = []any{}
 	file_network_v1_network_proto_msgTypes[89].OneofWrappers = []any{}
-	file_network_v1_network_proto_msgTypes[97].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[99].OneofWrappers = []any{}
+	file_network_v1_network_proto_msgTypes[109].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_network_v1_network_proto_rawDesc), len(file_network_v1_network_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   112,
+			NumMessages:   124,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

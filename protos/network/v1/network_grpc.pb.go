@@ -60,6 +60,7 @@ const (
 	NetworkService_CreateSecurityGroup_FullMethodName     = "/network.v1.NetworkService/CreateSecurityGroup"
 	NetworkService_GetSecurityGroup_FullMethodName        = "/network.v1.NetworkService/GetSecurityGroup"
 	NetworkService_ListSecurityGroups_FullMethodName      = "/network.v1.NetworkService/ListSecurityGroups"
+	NetworkService_ListAllSecurityGroups_FullMethodName   = "/network.v1.NetworkService/ListAllSecurityGroups"
 	NetworkService_UpdateSecurityGroup_FullMethodName     = "/network.v1.NetworkService/UpdateSecurityGroup"
 	NetworkService_DeleteSecurityGroup_FullMethodName     = "/network.v1.NetworkService/DeleteSecurityGroup"
 	NetworkService_AddSecurityGroupRule_FullMethodName    = "/network.v1.NetworkService/AddSecurityGroupRule"
@@ -67,27 +68,32 @@ const (
 	NetworkService_CreateRouteTable_FullMethodName        = "/network.v1.NetworkService/CreateRouteTable"
 	NetworkService_GetRouteTable_FullMethodName           = "/network.v1.NetworkService/GetRouteTable"
 	NetworkService_ListRouteTables_FullMethodName         = "/network.v1.NetworkService/ListRouteTables"
+	NetworkService_ListAllRouteTables_FullMethodName      = "/network.v1.NetworkService/ListAllRouteTables"
 	NetworkService_UpdateRouteTable_FullMethodName        = "/network.v1.NetworkService/UpdateRouteTable"
 	NetworkService_DeleteRouteTable_FullMethodName        = "/network.v1.NetworkService/DeleteRouteTable"
 	NetworkService_CreateNatGateway_FullMethodName        = "/network.v1.NetworkService/CreateNatGateway"
 	NetworkService_GetNatGateway_FullMethodName           = "/network.v1.NetworkService/GetNatGateway"
 	NetworkService_ListNatGateways_FullMethodName         = "/network.v1.NetworkService/ListNatGateways"
+	NetworkService_ListAllNatGateways_FullMethodName      = "/network.v1.NetworkService/ListAllNatGateways"
 	NetworkService_UpdateNatGateway_FullMethodName        = "/network.v1.NetworkService/UpdateNatGateway"
 	NetworkService_DeleteNatGateway_FullMethodName        = "/network.v1.NetworkService/DeleteNatGateway"
 	NetworkService_CreateFloatingIp_FullMethodName        = "/network.v1.NetworkService/CreateFloatingIp"
 	NetworkService_GetFloatingIp_FullMethodName           = "/network.v1.NetworkService/GetFloatingIp"
 	NetworkService_ListFloatingIps_FullMethodName         = "/network.v1.NetworkService/ListFloatingIps"
+	NetworkService_ListAllFloatingIps_FullMethodName      = "/network.v1.NetworkService/ListAllFloatingIps"
 	NetworkService_UpdateFloatingIp_FullMethodName        = "/network.v1.NetworkService/UpdateFloatingIp"
 	NetworkService_DeleteFloatingIp_FullMethodName        = "/network.v1.NetworkService/DeleteFloatingIp"
 	NetworkService_CreateServiceIp_FullMethodName         = "/network.v1.NetworkService/CreateServiceIp"
 	NetworkService_GetServiceIp_FullMethodName            = "/network.v1.NetworkService/GetServiceIp"
 	NetworkService_ListServiceIps_FullMethodName          = "/network.v1.NetworkService/ListServiceIps"
+	NetworkService_ListAllServiceIps_FullMethodName       = "/network.v1.NetworkService/ListAllServiceIps"
 	NetworkService_UpdateServiceIp_FullMethodName         = "/network.v1.NetworkService/UpdateServiceIp"
 	NetworkService_DeleteServiceIp_FullMethodName         = "/network.v1.NetworkService/DeleteServiceIp"
 	NetworkService_CreatePeering_FullMethodName           = "/network.v1.NetworkService/CreatePeering"
 	NetworkService_AcceptPeering_FullMethodName           = "/network.v1.NetworkService/AcceptPeering"
 	NetworkService_GetPeering_FullMethodName              = "/network.v1.NetworkService/GetPeering"
 	NetworkService_ListPeerings_FullMethodName            = "/network.v1.NetworkService/ListPeerings"
+	NetworkService_ListAllPeerings_FullMethodName         = "/network.v1.NetworkService/ListAllPeerings"
 	NetworkService_UpdatePeering_FullMethodName           = "/network.v1.NetworkService/UpdatePeering"
 	NetworkService_DeletePeering_FullMethodName           = "/network.v1.NetworkService/DeletePeering"
 	NetworkService_CreateExternalNetwork_FullMethodName   = "/network.v1.NetworkService/CreateExternalNetwork"
@@ -165,6 +171,10 @@ type NetworkServiceClient interface {
 	GetSecurityGroup(ctx context.Context, in *GetSecurityGroupRequest, opts ...grpc.CallOption) (*SecurityGroup, error)
 	// ListSecurityGroups returns a page of groups in the order of their IDs, as of the time of the first page.
 	ListSecurityGroups(ctx context.Context, in *ListSecurityGroupsRequest, opts ...grpc.CallOption) (*ListSecurityGroupsResponse, error)
+	// ListAllSecurityGroups returns a page of the security groups of all projects, in the order of project and ID. It
+	// is for system:admin with a token that is not limited to an org or project. All pages show the records as of the
+	// first page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllSecurityGroups(ctx context.Context, in *ListAllSecurityGroupsRequest, opts ...grpc.CallOption) (*ListAllSecurityGroupsResponse, error)
 	// UpdateSecurityGroup changes name and description. The name of the group "default" cannot be changed.
 	UpdateSecurityGroup(ctx context.Context, in *UpdateSecurityGroupRequest, opts ...grpc.CallOption) (*SecurityGroup, error)
 	// DeleteSecurityGroup deletes a group that no port and no rule of another group refers to. The group "default"
@@ -184,6 +194,10 @@ type NetworkServiceClient interface {
 	GetRouteTable(ctx context.Context, in *GetRouteTableRequest, opts ...grpc.CallOption) (*RouteTable, error)
 	// ListRouteTables returns a page of route tables in the order of their IDs, as of the time of the first page.
 	ListRouteTables(ctx context.Context, in *ListRouteTablesRequest, opts ...grpc.CallOption) (*ListRouteTablesResponse, error)
+	// ListAllRouteTables returns a page of the route tables of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllRouteTables(ctx context.Context, in *ListAllRouteTablesRequest, opts ...grpc.CallOption) (*ListAllRouteTablesResponse, error)
 	// UpdateRouteTable changes name and description, and replaces routes and subnets as a whole. Errors are as for
 	// CreateRouteTable.
 	UpdateRouteTable(ctx context.Context, in *UpdateRouteTableRequest, opts ...grpc.CallOption) (*RouteTable, error)
@@ -199,6 +213,10 @@ type NetworkServiceClient interface {
 	GetNatGateway(ctx context.Context, in *GetNatGatewayRequest, opts ...grpc.CallOption) (*NatGateway, error)
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(ctx context.Context, in *ListNatGatewaysRequest, opts ...grpc.CallOption) (*ListNatGatewaysResponse, error)
+	// ListAllNatGateways returns a page of the NAT gateways of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllNatGateways(ctx context.Context, in *ListAllNatGatewaysRequest, opts ...grpc.CallOption) (*ListAllNatGatewaysResponse, error)
 	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the
 	// default and is_default is true. Clearing is_default ends the connections of the VPC through its default route.
 	// Setting is_default for a gateway without an address of its own ends the connections through the gateway's former
@@ -213,6 +231,10 @@ type NetworkServiceClient interface {
 	GetFloatingIp(ctx context.Context, in *GetFloatingIpRequest, opts ...grpc.CallOption) (*FloatingIp, error)
 	// ListFloatingIps returns a page of floating IPs in the order of their IDs, as of the time of the first page.
 	ListFloatingIps(ctx context.Context, in *ListFloatingIpsRequest, opts ...grpc.CallOption) (*ListFloatingIpsResponse, error)
+	// ListAllFloatingIps returns a page of the floating IPs of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllFloatingIps(ctx context.Context, in *ListAllFloatingIpsRequest, opts ...grpc.CallOption) (*ListAllFloatingIpsResponse, error)
 	// UpdateFloatingIp changes name and description, and attaches the address to a port or service IP, or detaches it.
 	// Connections through the former target end within a second. FAILED_PRECONDITION (IN_USE): the port has another
 	// floating IP for the same fixed address.
@@ -234,6 +256,10 @@ type NetworkServiceClient interface {
 	GetServiceIp(ctx context.Context, in *GetServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(ctx context.Context, in *ListServiceIpsRequest, opts ...grpc.CallOption) (*ListServiceIpsResponse, error)
+	// ListAllServiceIps returns a page of the service IPs of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllServiceIps(ctx context.Context, in *ListAllServiceIpsRequest, opts ...grpc.CallOption) (*ListAllServiceIpsResponse, error)
 	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(ctx context.Context, in *UpdateServiceIpRequest, opts ...grpc.CallOption) (*ServiceIp, error)
@@ -255,6 +281,10 @@ type NetworkServiceClient interface {
 	// ListPeerings returns a page of the project's peerings, those it proposed and those proposed to it, in the order of
 	// their IDs, as of the time of the first page.
 	ListPeerings(ctx context.Context, in *ListPeeringsRequest, opts ...grpc.CallOption) (*ListPeeringsResponse, error)
+	// ListAllPeerings returns a page of the peerings that all projects have proposed, in the order of project and ID.
+	// It is for system:admin with a token that is not limited to an org or project. All pages show the records as of
+	// the first page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllPeerings(ctx context.Context, in *ListAllPeeringsRequest, opts ...grpc.CallOption) (*ListAllPeeringsResponse, error)
 	// UpdatePeering changes name and description, which both projects see. PERMISSION_DENIED: the project is the one to
 	// which the peering was proposed.
 	UpdatePeering(ctx context.Context, in *UpdatePeeringRequest, opts ...grpc.CallOption) (*Peering, error)
@@ -500,6 +530,16 @@ func (c *networkServiceClient) ListSecurityGroups(ctx context.Context, in *ListS
 	return out, nil
 }
 
+func (c *networkServiceClient) ListAllSecurityGroups(ctx context.Context, in *ListAllSecurityGroupsRequest, opts ...grpc.CallOption) (*ListAllSecurityGroupsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllSecurityGroupsResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllSecurityGroups_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *networkServiceClient) UpdateSecurityGroup(ctx context.Context, in *UpdateSecurityGroupRequest, opts ...grpc.CallOption) (*SecurityGroup, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SecurityGroup)
@@ -570,6 +610,16 @@ func (c *networkServiceClient) ListRouteTables(ctx context.Context, in *ListRout
 	return out, nil
 }
 
+func (c *networkServiceClient) ListAllRouteTables(ctx context.Context, in *ListAllRouteTablesRequest, opts ...grpc.CallOption) (*ListAllRouteTablesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllRouteTablesResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllRouteTables_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *networkServiceClient) UpdateRouteTable(ctx context.Context, in *UpdateRouteTableRequest, opts ...grpc.CallOption) (*RouteTable, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RouteTable)
@@ -614,6 +664,16 @@ func (c *networkServiceClient) ListNatGateways(ctx context.Context, in *ListNatG
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListNatGatewaysResponse)
 	err := c.cc.Invoke(ctx, NetworkService_ListNatGateways_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *networkServiceClient) ListAllNatGateways(ctx context.Context, in *ListAllNatGatewaysRequest, opts ...grpc.CallOption) (*ListAllNatGatewaysResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllNatGatewaysResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllNatGateways_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -670,6 +730,16 @@ func (c *networkServiceClient) ListFloatingIps(ctx context.Context, in *ListFloa
 	return out, nil
 }
 
+func (c *networkServiceClient) ListAllFloatingIps(ctx context.Context, in *ListAllFloatingIpsRequest, opts ...grpc.CallOption) (*ListAllFloatingIpsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllFloatingIpsResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllFloatingIps_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *networkServiceClient) UpdateFloatingIp(ctx context.Context, in *UpdateFloatingIpRequest, opts ...grpc.CallOption) (*FloatingIp, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FloatingIp)
@@ -714,6 +784,16 @@ func (c *networkServiceClient) ListServiceIps(ctx context.Context, in *ListServi
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListServiceIpsResponse)
 	err := c.cc.Invoke(ctx, NetworkService_ListServiceIps_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *networkServiceClient) ListAllServiceIps(ctx context.Context, in *ListAllServiceIpsRequest, opts ...grpc.CallOption) (*ListAllServiceIpsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllServiceIpsResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllServiceIps_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -774,6 +854,16 @@ func (c *networkServiceClient) ListPeerings(ctx context.Context, in *ListPeering
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPeeringsResponse)
 	err := c.cc.Invoke(ctx, NetworkService_ListPeerings_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *networkServiceClient) ListAllPeerings(ctx context.Context, in *ListAllPeeringsRequest, opts ...grpc.CallOption) (*ListAllPeeringsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllPeeringsResponse)
+	err := c.cc.Invoke(ctx, NetworkService_ListAllPeerings_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -927,6 +1017,10 @@ type NetworkServiceServer interface {
 	GetSecurityGroup(context.Context, *GetSecurityGroupRequest) (*SecurityGroup, error)
 	// ListSecurityGroups returns a page of groups in the order of their IDs, as of the time of the first page.
 	ListSecurityGroups(context.Context, *ListSecurityGroupsRequest) (*ListSecurityGroupsResponse, error)
+	// ListAllSecurityGroups returns a page of the security groups of all projects, in the order of project and ID. It
+	// is for system:admin with a token that is not limited to an org or project. All pages show the records as of the
+	// first page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllSecurityGroups(context.Context, *ListAllSecurityGroupsRequest) (*ListAllSecurityGroupsResponse, error)
 	// UpdateSecurityGroup changes name and description. The name of the group "default" cannot be changed.
 	UpdateSecurityGroup(context.Context, *UpdateSecurityGroupRequest) (*SecurityGroup, error)
 	// DeleteSecurityGroup deletes a group that no port and no rule of another group refers to. The group "default"
@@ -946,6 +1040,10 @@ type NetworkServiceServer interface {
 	GetRouteTable(context.Context, *GetRouteTableRequest) (*RouteTable, error)
 	// ListRouteTables returns a page of route tables in the order of their IDs, as of the time of the first page.
 	ListRouteTables(context.Context, *ListRouteTablesRequest) (*ListRouteTablesResponse, error)
+	// ListAllRouteTables returns a page of the route tables of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllRouteTables(context.Context, *ListAllRouteTablesRequest) (*ListAllRouteTablesResponse, error)
 	// UpdateRouteTable changes name and description, and replaces routes and subnets as a whole. Errors are as for
 	// CreateRouteTable.
 	UpdateRouteTable(context.Context, *UpdateRouteTableRequest) (*RouteTable, error)
@@ -961,6 +1059,10 @@ type NetworkServiceServer interface {
 	GetNatGateway(context.Context, *GetNatGatewayRequest) (*NatGateway, error)
 	// ListNatGateways returns a page of NAT gateways in the order of their IDs, as of the time of the first page.
 	ListNatGateways(context.Context, *ListNatGatewaysRequest) (*ListNatGatewaysResponse, error)
+	// ListAllNatGateways returns a page of the NAT gateways of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllNatGateways(context.Context, *ListAllNatGatewaysRequest) (*ListAllNatGatewaysResponse, error)
 	// UpdateNatGateway changes name, description and is_default. ALREADY_EXISTS: another gateway of the VPC is the
 	// default and is_default is true. Clearing is_default ends the connections of the VPC through its default route.
 	// Setting is_default for a gateway without an address of its own ends the connections through the gateway's former
@@ -975,6 +1077,10 @@ type NetworkServiceServer interface {
 	GetFloatingIp(context.Context, *GetFloatingIpRequest) (*FloatingIp, error)
 	// ListFloatingIps returns a page of floating IPs in the order of their IDs, as of the time of the first page.
 	ListFloatingIps(context.Context, *ListFloatingIpsRequest) (*ListFloatingIpsResponse, error)
+	// ListAllFloatingIps returns a page of the floating IPs of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllFloatingIps(context.Context, *ListAllFloatingIpsRequest) (*ListAllFloatingIpsResponse, error)
 	// UpdateFloatingIp changes name and description, and attaches the address to a port or service IP, or detaches it.
 	// Connections through the former target end within a second. FAILED_PRECONDITION (IN_USE): the port has another
 	// floating IP for the same fixed address.
@@ -996,6 +1102,10 @@ type NetworkServiceServer interface {
 	GetServiceIp(context.Context, *GetServiceIpRequest) (*ServiceIp, error)
 	// ListServiceIps returns a page of service IPs in the order of their IDs, as of the time of the first page.
 	ListServiceIps(context.Context, *ListServiceIpsRequest) (*ListServiceIpsResponse, error)
+	// ListAllServiceIps returns a page of the service IPs of all projects, in the order of project and ID. It is for
+	// system:admin with a token that is not limited to an org or project. All pages show the records as of the first
+	// page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllServiceIps(context.Context, *ListAllServiceIpsRequest) (*ListAllServiceIpsResponse, error)
 	// UpdateServiceIp replaces ports, backends, selector, health check and affinity as a whole. Connections to backends
 	// that were removed end within a second; others continue.
 	UpdateServiceIp(context.Context, *UpdateServiceIpRequest) (*ServiceIp, error)
@@ -1017,6 +1127,10 @@ type NetworkServiceServer interface {
 	// ListPeerings returns a page of the project's peerings, those it proposed and those proposed to it, in the order of
 	// their IDs, as of the time of the first page.
 	ListPeerings(context.Context, *ListPeeringsRequest) (*ListPeeringsResponse, error)
+	// ListAllPeerings returns a page of the peerings that all projects have proposed, in the order of project and ID.
+	// It is for system:admin with a token that is not limited to an org or project. All pages show the records as of
+	// the first page. INVALID_ARGUMENT: page_size, page_token, org_id or project_id.
+	ListAllPeerings(context.Context, *ListAllPeeringsRequest) (*ListAllPeeringsResponse, error)
 	// UpdatePeering changes name and description, which both projects see. PERMISSION_DENIED: the project is the one to
 	// which the peering was proposed.
 	UpdatePeering(context.Context, *UpdatePeeringRequest) (*Peering, error)
@@ -1115,6 +1229,9 @@ func (UnimplementedNetworkServiceServer) GetSecurityGroup(context.Context, *GetS
 func (UnimplementedNetworkServiceServer) ListSecurityGroups(context.Context, *ListSecurityGroupsRequest) (*ListSecurityGroupsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSecurityGroups not implemented")
 }
+func (UnimplementedNetworkServiceServer) ListAllSecurityGroups(context.Context, *ListAllSecurityGroupsRequest) (*ListAllSecurityGroupsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllSecurityGroups not implemented")
+}
 func (UnimplementedNetworkServiceServer) UpdateSecurityGroup(context.Context, *UpdateSecurityGroupRequest) (*SecurityGroup, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateSecurityGroup not implemented")
 }
@@ -1136,6 +1253,9 @@ func (UnimplementedNetworkServiceServer) GetRouteTable(context.Context, *GetRout
 func (UnimplementedNetworkServiceServer) ListRouteTables(context.Context, *ListRouteTablesRequest) (*ListRouteTablesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListRouteTables not implemented")
 }
+func (UnimplementedNetworkServiceServer) ListAllRouteTables(context.Context, *ListAllRouteTablesRequest) (*ListAllRouteTablesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllRouteTables not implemented")
+}
 func (UnimplementedNetworkServiceServer) UpdateRouteTable(context.Context, *UpdateRouteTableRequest) (*RouteTable, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateRouteTable not implemented")
 }
@@ -1150,6 +1270,9 @@ func (UnimplementedNetworkServiceServer) GetNatGateway(context.Context, *GetNatG
 }
 func (UnimplementedNetworkServiceServer) ListNatGateways(context.Context, *ListNatGatewaysRequest) (*ListNatGatewaysResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListNatGateways not implemented")
+}
+func (UnimplementedNetworkServiceServer) ListAllNatGateways(context.Context, *ListAllNatGatewaysRequest) (*ListAllNatGatewaysResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllNatGateways not implemented")
 }
 func (UnimplementedNetworkServiceServer) UpdateNatGateway(context.Context, *UpdateNatGatewayRequest) (*NatGateway, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateNatGateway not implemented")
@@ -1166,6 +1289,9 @@ func (UnimplementedNetworkServiceServer) GetFloatingIp(context.Context, *GetFloa
 func (UnimplementedNetworkServiceServer) ListFloatingIps(context.Context, *ListFloatingIpsRequest) (*ListFloatingIpsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListFloatingIps not implemented")
 }
+func (UnimplementedNetworkServiceServer) ListAllFloatingIps(context.Context, *ListAllFloatingIpsRequest) (*ListAllFloatingIpsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllFloatingIps not implemented")
+}
 func (UnimplementedNetworkServiceServer) UpdateFloatingIp(context.Context, *UpdateFloatingIpRequest) (*FloatingIp, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateFloatingIp not implemented")
 }
@@ -1180,6 +1306,9 @@ func (UnimplementedNetworkServiceServer) GetServiceIp(context.Context, *GetServi
 }
 func (UnimplementedNetworkServiceServer) ListServiceIps(context.Context, *ListServiceIpsRequest) (*ListServiceIpsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListServiceIps not implemented")
+}
+func (UnimplementedNetworkServiceServer) ListAllServiceIps(context.Context, *ListAllServiceIpsRequest) (*ListAllServiceIpsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllServiceIps not implemented")
 }
 func (UnimplementedNetworkServiceServer) UpdateServiceIp(context.Context, *UpdateServiceIpRequest) (*ServiceIp, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateServiceIp not implemented")
@@ -1198,6 +1327,9 @@ func (UnimplementedNetworkServiceServer) GetPeering(context.Context, *GetPeering
 }
 func (UnimplementedNetworkServiceServer) ListPeerings(context.Context, *ListPeeringsRequest) (*ListPeeringsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPeerings not implemented")
+}
+func (UnimplementedNetworkServiceServer) ListAllPeerings(context.Context, *ListAllPeeringsRequest) (*ListAllPeeringsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllPeerings not implemented")
 }
 func (UnimplementedNetworkServiceServer) UpdatePeering(context.Context, *UpdatePeeringRequest) (*Peering, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdatePeering not implemented")
@@ -1622,6 +1754,24 @@ func _NetworkService_ListSecurityGroups_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NetworkService_ListAllSecurityGroups_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllSecurityGroupsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllSecurityGroups(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllSecurityGroups_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllSecurityGroups(ctx, req.(*ListAllSecurityGroupsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NetworkService_UpdateSecurityGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateSecurityGroupRequest)
 	if err := dec(in); err != nil {
@@ -1748,6 +1898,24 @@ func _NetworkService_ListRouteTables_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NetworkService_ListAllRouteTables_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllRouteTablesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllRouteTables(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllRouteTables_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllRouteTables(ctx, req.(*ListAllRouteTablesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NetworkService_UpdateRouteTable_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateRouteTableRequest)
 	if err := dec(in); err != nil {
@@ -1834,6 +2002,24 @@ func _NetworkService_ListNatGateways_Handler(srv interface{}, ctx context.Contex
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(NetworkServiceServer).ListNatGateways(ctx, req.(*ListNatGatewaysRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _NetworkService_ListAllNatGateways_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllNatGatewaysRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllNatGateways(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllNatGateways_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllNatGateways(ctx, req.(*ListAllNatGatewaysRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1928,6 +2114,24 @@ func _NetworkService_ListFloatingIps_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _NetworkService_ListAllFloatingIps_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllFloatingIpsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllFloatingIps(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllFloatingIps_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllFloatingIps(ctx, req.(*ListAllFloatingIpsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _NetworkService_UpdateFloatingIp_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateFloatingIpRequest)
 	if err := dec(in); err != nil {
@@ -2014,6 +2218,24 @@ func _NetworkService_ListServiceIps_Handler(srv interface{}, ctx context.Context
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(NetworkServiceServer).ListServiceIps(ctx, req.(*ListServiceIpsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _NetworkService_ListAllServiceIps_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllServiceIpsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllServiceIps(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllServiceIps_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllServiceIps(ctx, req.(*ListAllServiceIpsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -2122,6 +2344,24 @@ func _NetworkService_ListPeerings_Handler(srv interface{}, ctx context.Context, 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(NetworkServiceServer).ListPeerings(ctx, req.(*ListPeeringsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _NetworkService_ListAllPeerings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllPeeringsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NetworkServiceServer).ListAllPeerings(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: NetworkService_ListAllPeerings_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NetworkServiceServer).ListAllPeerings(ctx, req.(*ListAllPeeringsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -2362,6 +2602,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _NetworkService_ListSecurityGroups_Handler,
 		},
 		{
+			MethodName: "ListAllSecurityGroups",
+			Handler:    _NetworkService_ListAllSecurityGroups_Handler,
+		},
+		{
 			MethodName: "UpdateSecurityGroup",
 			Handler:    _NetworkService_UpdateSecurityGroup_Handler,
 		},
@@ -2390,6 +2634,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _NetworkService_ListRouteTables_Handler,
 		},
 		{
+			MethodName: "ListAllRouteTables",
+			Handler:    _NetworkService_ListAllRouteTables_Handler,
+		},
+		{
 			MethodName: "UpdateRouteTable",
 			Handler:    _NetworkService_UpdateRouteTable_Handler,
 		},
@@ -2408,6 +2656,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListNatGateways",
 			Handler:    _NetworkService_ListNatGateways_Handler,
+		},
+		{
+			MethodName: "ListAllNatGateways",
+			Handler:    _NetworkService_ListAllNatGateways_Handler,
 		},
 		{
 			MethodName: "UpdateNatGateway",
@@ -2430,6 +2682,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _NetworkService_ListFloatingIps_Handler,
 		},
 		{
+			MethodName: "ListAllFloatingIps",
+			Handler:    _NetworkService_ListAllFloatingIps_Handler,
+		},
+		{
 			MethodName: "UpdateFloatingIp",
 			Handler:    _NetworkService_UpdateFloatingIp_Handler,
 		},
@@ -2448,6 +2704,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListServiceIps",
 			Handler:    _NetworkService_ListServiceIps_Handler,
+		},
+		{
+			MethodName: "ListAllServiceIps",
+			Handler:    _NetworkService_ListAllServiceIps_Handler,
 		},
 		{
 			MethodName: "UpdateServiceIp",
@@ -2472,6 +2732,10 @@ var NetworkService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPeerings",
 			Handler:    _NetworkService_ListPeerings_Handler,
+		},
+		{
+			MethodName: "ListAllPeerings",
+			Handler:    _NetworkService_ListAllPeerings_Handler,
 		},
 		{
 			MethodName: "UpdatePeering",
