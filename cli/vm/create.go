@@ -216,9 +216,9 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	if err := cloud.CheckName("NAME", name); err != nil {
 		return nil, nil, session.Usagef("%v", err)
 	}
-	memory, ok := session.Amount(f.memory, session.MiB)
-	if !ok {
-		return nil, nil, session.Usagef("--memory %q: want a number of MiB, or one with a unit: 2G", f.memory)
+	memory, err := f.checkSize()
+	if err != nil {
+		return nil, nil, err
 	}
 	disks, err := f.parseDisks()
 	if err != nil {
@@ -237,12 +237,6 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	if err := f.addSeed(metadata); err != nil {
 		return nil, nil, err
 	}
-	if f.vcpus == 0 {
-		return nil, nil, session.Usagef("--vcpus: want 1 or more")
-	}
-	if memory == 0 {
-		return nil, nil, session.Usagef("--memory: want more than 0")
-	}
 	return &vmv1.CreateVmRequest{
 		Name: name, Hypervisor: vmv1.HypervisorType_HYPERVISOR_TYPE_KVM, Labels: labels, Metadata: metadata,
 		Spec: &vmv1.VmSpec{
@@ -251,6 +245,21 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 			Security: f.machine.security(),
 		},
 	}, disks, nil
+}
+
+// checkSize returns the size of the memory in MiB. It returns a *session.Usage error if the number of processors or the
+// memory is invalid.
+func (f *createFlags) checkSize() (memoryMiB uint64, err error) {
+	memoryMiB, ok := session.Amount(f.memory, session.MiB)
+	switch {
+	case !ok:
+		return 0, session.Usagef("--memory %q: want a number of MiB, or one with a unit: 2G", f.memory)
+	case f.vcpus == 0:
+		return 0, session.Usagef("--vcpus: want 1 or more")
+	case memoryMiB == 0:
+		return 0, session.Usagef("--memory: want more than 0")
+	}
+	return memoryMiB, nil
 }
 
 // pairs returns the labels and the metadata of the flags, without the keys and the user data for the guest.
@@ -283,11 +292,9 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 			return err
 		}
 		if len(f.disks) == 0 && d.volume == "" {
-			i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: req.GetOrgId(), ImageId: id})
-			if err != nil {
+			if d.sizeGiB, err = defaultSize(ctx, conn, req.GetOrgId(), id); err != nil {
 				return err
 			}
-			d.sizeGiB = max(cloud.DefaultDiskGiB, uint64(i.GetMinDiskGib()))
 		}
 		volumeID, err := made.volumeOf(ctx, conn, req.GetName(), d, id)
 		if err != nil {
@@ -315,4 +322,10 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 	}
 	req.Spec.Boot = &vmv1.BootSpec{Kernel: kernel, Initrd: initrd, Cmdline: f.cmdline}
 	return nil
+}
+
+// defaultSize returns the size in GiB of a disk that is a copy of an image, unless the user gives one.
+func defaultSize(ctx context.Context, conn *dial.Conn, org, image string) (uint64, error) {
+	i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: org, ImageId: image})
+	return max(cloud.DefaultDiskGiB, uint64(i.GetMinDiskGib())), err
 }

@@ -22,6 +22,8 @@ type disk struct {
 	cache                    vmv1.DiskCache
 	boot                     uint32
 	first                    bool
+	// named is true if the user has given the id.
+	named bool
 }
 
 var (
@@ -145,7 +147,7 @@ func (d *disk) parseOptions(options string, other func(key, value string) (known
 		known, ok := true, value != ""
 		switch key {
 		case "id":
-			d.id = value
+			d.id, d.named = value, true
 		case "bus":
 			d.bus, ok = buses[value]
 		case "cache":

@@ -24,6 +24,8 @@ type nic struct {
 	ip, mac               string
 	groups                []string
 	model                 string
+	// named is true if the user has given the id.
+	named bool
 }
 
 const (
@@ -101,7 +103,7 @@ func parseNIC(n int, text string) (nic, error) {
 		case "model":
 			x.model = value
 		case "id":
-			x.id = value
+			x.id, x.named = value, true
 		default:
 			return bad("%q is unknown", option)
 		}
