@@ -117,6 +117,12 @@ func (f *groupFlags) specs() (specs []ruleSpec, err error) {
 	return specs, nil
 }
 
+// check returns a *session.Usage error if a flag is invalid.
+func (f *groupFlags) check() error {
+	_, err := f.specs()
+	return err
+}
+
 // create creates the security group that the flags describe.
 func (f *groupFlags) create(ctx context.Context, t *target, name string) (*networkv1.SecurityGroup, error) {
 	req := &networkv1.CreateSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Name: name, Description: f.description}
