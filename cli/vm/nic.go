@@ -139,7 +139,8 @@ func (x *nic) check(dashes string) error {
 	return nil
 }
 
-// spec returns the NIC as a field of a request. It looks up the subnet, VPC or port, and the security groups.
+// spec returns the NIC as a field of a request. It looks up the subnet, VPC or port, and the security groups. If only the
+// security groups are not found, it returns the NIC without them, and the error.
 func (x *nic) spec(ctx context.Context, r *network.Resolver) (spec *vmv1.NetworkSpec, err error) {
 	spec = &vmv1.NetworkSpec{Id: x.id, IpAddress: x.ip, MacAddress: x.mac, Model: models[cmp.Or(x.model, "virtio-net")]}
 	switch {
