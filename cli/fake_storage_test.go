@@ -128,7 +128,7 @@ func (f fakeFlatten) FlattenVolume(_ context.Context, in *storagev1.FlattenVolum
 	return v, nil
 }
 
-// UpdateVolume changes the name and the labels of a volume.
+// UpdateVolume changes the name, the labels and the metadata of a volume.
 func (f fakeFlatten) UpdateVolume(_ context.Context, in *storagev1.UpdateVolumeRequest) (*vmv1.Volume, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()
@@ -137,6 +137,7 @@ func (f fakeFlatten) UpdateVolume(_ context.Context, in *storagev1.UpdateVolumeR
 		return nil, err
 	}
 	v.Name, v.Labels = cmp.Or(in.GetName(), v.GetName()), cloud.Merge(v.GetLabels(), in.GetLabels())
+	v.Metadata = cloud.Merge(v.GetMetadata(), in.GetMetadata())
 	return v, nil
 }
 

@@ -124,8 +124,14 @@ func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1
 		return vm, nil
 	}
 	if vm.GetState() == vmv1.VmState_VM_STATE_RUNNING {
-		vm.Metadata = map[string]string{cloud.PendingResize: fmt.Sprintf("vcpus=%d,memory_mib=%d",
-			in.GetSpec().GetCpu().GetVcpus(), in.GetSpec().GetMemory().GetSizeMib())}
+		var pending []string
+		if n := in.GetSpec().GetCpu().GetVcpus(); n > 0 {
+			pending = append(pending, fmt.Sprintf("vcpus=%d", n))
+		}
+		if n := in.GetSpec().GetMemory().GetSizeMib(); n > 0 {
+			pending = append(pending, fmt.Sprintf("memory_mib=%d", n))
+		}
+		vm.Metadata = cloud.Merge(vm.GetMetadata(), map[string]string{cloud.PendingResize: strings.Join(pending, ",")})
 		return vm, nil
 	}
 	if in.GetSpec().GetCpu() != nil {

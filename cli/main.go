@@ -4,7 +4,7 @@
 // packages:
 //
 //   - identity, login, image, vm, volume, network, node, wallet, kv, cluster and version hold the
-//     commands.
+//     commands. apply holds `trivet apply`, to which vm, volume and network describe their objects.
 //   - session holds what all commands share: global flags, environment, connection, output, exit codes.
 //   - list holds what commands that list objects share, and show prints tables and documents such as JSON.
 //   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), console
@@ -21,6 +21,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/trivet-cloud/trivet/cli/apply"
 	"github.com/trivet-cloud/trivet/cli/cluster"
 	"github.com/trivet-cloud/trivet/cli/identity"
 	"github.com/trivet-cloud/trivet/cli/image"
@@ -83,6 +84,7 @@ state that does not allow it, a quota), 6 unreachable, 7 timed out, 130 interrup
 	// Errors are ignored: RegisterFlagCompletionFunc fails only if the flag does not exist or already has a completion.
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
+	root.AddCommand(apply.Command(s, "vm", append(network.Kinds(), volume.Kind(), vm.Kind())...))
 	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.SnapshotCommand(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s),
 		version.Command(s))
 	s.Finish(root)

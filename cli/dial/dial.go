@@ -74,8 +74,6 @@ type Conn struct {
 	opts    Options
 	members []*member
 	current int
-	// key is the idempotency key that is sent with all creates of this Conn.
-	key string
 	// requestID is the request ID of the last unary call to which a member has responded, or empty.
 	requestID string
 }
@@ -100,11 +98,7 @@ func Open(opts Options) (*Conn, error) {
 	if opts.CreatePatience == 0 {
 		opts.CreatePatience = CreatePatience
 	}
-	key, err := uuid.NewRandom()
-	if err != nil {
-		return nil, fmt.Errorf("generate an idempotency key: %w", err)
-	}
-	c := &Conn{opts: opts, key: key.String()}
+	c := &Conn{opts: opts}
 	for _, e := range opts.Endpoints {
 		c.members = append(c.members, &member{endpoint: e})
 	}
@@ -124,7 +118,7 @@ func (c *Conn) Close() error {
 func (c *Conn) Each() []*Conn {
 	all := make([]*Conn, len(c.members))
 	for i, m := range c.members {
-		all[i] = &Conn{opts: c.opts, members: []*member{{endpoint: m.endpoint}}, key: c.key}
+		all[i] = &Conn{opts: c.opts, members: []*member{{endpoint: m.endpoint}}}
 	}
 	return all
 }
@@ -143,6 +137,11 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	patience := p.patience
 	if p.create {
 		patience = c.opts.CreatePatience
+		key, err := uuid.NewRandom()
+		if err != nil {
+			return fmt.Errorf("generate an idempotency key: %w", err)
+		}
+		ctx = metadata.AppendToOutgoingContext(ctx, "idempotency-key", key.String())
 	}
 	var last error
 	_ = retry.Do(ctx, retry.Pauses{First: firstPause, Last: lastPause, Within: patience}, func() error {
@@ -165,7 +164,7 @@ func (c *Conn) once(ctx context.Context, method string, p policy, args, reply an
 		return err
 	}
 	var header metadata.MD
-	err = m.conn.Invoke(c.outgoing(ctx, p), method, args, reply, append(opts[:len(opts):len(opts)], grpc.Header(&header))...)
+	err = m.conn.Invoke(c.outgoing(ctx), method, args, reply, append(opts[:len(opts):len(opts)], grpc.Header(&header))...)
 	if id := requestID(header); id != "" {
 		c.requestID = id
 		err = withRequestID(err, id)
@@ -183,14 +182,14 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	if err != nil {
 		return nil, err
 	}
-	stream, err := m.conn.NewStream(c.outgoing(ctx, policies[method]), desc, method, opts...)
+	stream, err := m.conn.NewStream(c.outgoing(ctx), desc, method, opts...)
 	if err != nil {
 		return nil, err
 	}
 	return identifiedStream{stream}, nil
 }
 
-func (c *Conn) outgoing(ctx context.Context, p policy) context.Context {
+func (c *Conn) outgoing(ctx context.Context) context.Context {
 	if c.opts.Token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(c.opts.Token))
 	}
@@ -199,9 +198,6 @@ func (c *Conn) outgoing(ctx context.Context, p policy) context.Context {
 	}
 	if c.opts.Project != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "trivet-project", c.opts.Project)
-	}
-	if p.create {
-		ctx = metadata.AppendToOutgoingContext(ctx, "idempotency-key", c.key)
 	}
 	return ctx
 }

@@ -158,6 +158,19 @@ func TestCreateIsRetriedWithItsIdempotencyKey(t *testing.T) {
 	require.NotEqual(t, key, f.calls[4].key, "another create must have another idempotency key")
 }
 
+// TestCreatesOfOneConnHaveKeysOfTheirOwn checks that a command can create several objects: the control plane refuses a
+// key that another request has used.
+func TestCreatesOfOneConnHaveKeysOfTheirOwn(t *testing.T) {
+	f := newFleet(t, "a:1")
+	vms := vmv1.NewVmServiceClient(f.open("a:1"))
+	for range 2 {
+		_, err := vms.CreateVm(t.Context(), &vmv1.CreateVmRequest{})
+		require.NoError(t, err)
+	}
+	require.Len(t, f.calls[1].key, 36)
+	require.NotEqual(t, f.calls[0].key, f.calls[1].key)
+}
+
 func TestCallsThatAreNotIdempotentAreNotRetried(t *testing.T) {
 	f := newFleet(t, "a:1", "b:1")
 	f.answers["a:1"] = []codes.Code{codes.Unavailable}
@@ -294,7 +307,7 @@ func TestCallsCarryTheTenant(t *testing.T) {
 		o.Endpoints = []string{"127.0.0.1:1"}
 		c, err := Open(o)
 		require.NoError(t, err)
-		md, _ := metadata.FromOutgoingContext(c.outgoing(t.Context(), policy{}))
+		md, _ := metadata.FromOutgoingContext(c.outgoing(t.Context()))
 		for key, want := range map[string]string{"trivet-org": o.Org, "trivet-project": o.Project} {
 			require.Equal(t, want, strings.Join(md.Get(key), ","))
 		}

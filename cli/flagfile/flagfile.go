@@ -1,4 +1,6 @@
-// Package flagfile reads a YAML file whose keys are the flags of a command, for `trivet vm create -f vm.yaml`.
+// Package flagfile reads YAML files whose keys are the flags of a command, for `trivet vm create -f vm.yaml` and
+// `trivet apply -f cloud.yaml`. [File.Apply] reads a file with one document. [Documents] and [File.Set] read a file
+// with several documents, each of which can be for another command.
 //
 // The file is strict: an unknown key, a key that is given twice and a value of the wrong kind are errors that name the
 // line. A flag on the command line overrides the value in the file; for a repeatable flag, it overrides the whole list.
@@ -49,13 +51,23 @@ type File struct {
 	Pairs []string
 }
 
-// Apply reads a file from r and sets the flags of c that the command line has not set. It returns the value of the key
-// f.Argument, or "". The errors describe the problem and its line.
+// Document is a document of a file: a mapping of keys to values.
+type Document struct{ mapping *yaml.Node }
+
+// Apply reads a file with at most one document from r, and sets the flags of c as Set does. It returns "" for an empty
+// file.
 func (f *File) Apply(c *cobra.Command, r io.Reader) (argument string, err error) {
 	mapping, err := readMapping(r)
 	if err != nil || mapping == nil {
 		return "", err
 	}
+	return f.Set(c, &Document{mapping})
+}
+
+// Set sets the flags of c that the document gives and the command line has not set. It returns the value of the key
+// f.Argument, or "". The errors describe the problem and its line.
+func (f *File) Set(c *cobra.Command, d *Document) (argument string, err error) {
+	mapping := d.mapping
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]
@@ -94,8 +106,49 @@ func (f *File) Apply(c *cobra.Command, r io.Reader) (argument string, err error)
 	return argument, nil
 }
 
-// readMapping returns the only document of a file, which must be a mapping, or nil for an empty file.
-func readMapping(r io.Reader) (*yaml.Node, error) {
+// Documents returns the documents of a file, without empty ones. The lines in later errors are those of the file.
+func Documents(r io.Reader) ([]*Document, error) {
+	d, err := newDecoder(r)
+	if err != nil {
+		return nil, err
+	}
+	var all []*Document
+	for {
+		var node yaml.Node
+		if err := d.Decode(&node); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		top := node.Content[0]
+		switch {
+		case top.Kind == yaml.ScalarNode && top.Tag == "!!null":
+		case top.Kind != yaml.MappingNode:
+			return nil, fail(top, "want a mapping of keys and values")
+		default:
+			all = append(all, &Document{top})
+		}
+	}
+}
+
+// Line returns the line of the file with the first key.
+func (d *Document) Line() int { return d.mapping.Line }
+
+// Take removes a key from the document, and returns its value and its line. It returns "" if the document does not have
+// the key.
+func (d *Document) Take(key string) (value string, line int, err error) {
+	for i := 0; i+1 < len(d.mapping.Content); i += 2 {
+		if n := d.mapping.Content[i]; n.Value == key {
+			value, err = scalar(d.mapping.Content[i+1])
+			d.mapping.Content = slices.Delete(d.mapping.Content, i, i+2)
+			return value, n.Line, err
+		}
+	}
+	return "", 0, nil
+}
+
+// newDecoder reads a file of at most MaxBytes.
+func newDecoder(r io.Reader) (*yaml.Decoder, error) {
 	text, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
 	if err != nil {
 		return nil, err
@@ -103,7 +156,15 @@ func readMapping(r io.Reader) (*yaml.Node, error) {
 	if len(text) > MaxBytes {
 		return nil, fmt.Errorf("the file is larger than %d bytes", MaxBytes)
 	}
-	d := yaml.NewDecoder(strings.NewReader(string(text)))
+	return yaml.NewDecoder(strings.NewReader(string(text))), nil
+}
+
+// readMapping returns the only document of a file, which must be a mapping, or nil for an empty file.
+func readMapping(r io.Reader) (*yaml.Node, error) {
+	d, err := newDecoder(r)
+	if err != nil {
+		return nil, err
+	}
 	var document, second yaml.Node
 	if err := d.Decode(&document); errors.Is(err, io.EOF) {
 		return nil, nil

@@ -72,9 +72,14 @@ groups may send and receive what any of them permits; replies of a permitted con
 	return c
 }
 
+// groupFlags are the flags of `trivet network group create`.
+type groupFlags struct {
+	rules       []string
+	description string
+}
+
 func createGroupCommand(s *session.Session) *cobra.Command {
-	req := &networkv1.CreateSecurityGroupRequest{}
-	var rules []string
+	f := &groupFlags{}
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a security group", Args: session.Exactly("NAME"),
 		Long: `Create a security group. Without --rule, it permits all outgoing and no incoming traffic. With --rule, it has only
@@ -89,30 +94,56 @@ in quotes, where PROTOCOL is
   trivet network group create web6 --rule "ingress tcp/443" --rule "ingress tcp/443 from ::/0" --rule "egress any to ::/0"
   trivet network group create db --rule "ingress tcp/5432 from group:web"`,
 	}
-	c.Flags().StringArrayVar(&rules, "rule", nil, "a rule, repeatable: see above")
-	c.Flags().StringVar(&req.Description, "description", "", "description")
-	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
-		if req.Name, err = nameArg(args); err != nil {
+	f.register(c)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		name, err := nameArg(args)
+		if err != nil {
 			return err
 		}
-		specs := make([]ruleSpec, len(rules))
-		for i, text := range rules {
-			if specs[i], err = parseRule("--rule", text); err != nil {
-				return err
-			}
-		}
-		for _, spec := range specs {
-			rule, err := spec.rule(ctx, t)
-			if err != nil {
-				return err
-			}
-			req.Rules = append(req.Rules, rule)
-		}
-		req.OrgId, req.ProjectId = t.org, t.project
-		g, err := t.client.CreateSecurityGroup(ctx, req)
+		g, err := f.create(ctx, t, name)
 		return groups().printMade(ctx, t, g, err)
 	})
 	return c
+}
+
+// register adds the flags to c.
+func (f *groupFlags) register(c *cobra.Command) {
+	c.Flags().StringArrayVar(&f.rules, "rule", nil, "a rule, repeatable: see above")
+	c.Flags().StringVar(&f.description, "description", "", "description")
+}
+
+// specs parses the rules of the flags.
+func (f *groupFlags) specs() (specs []ruleSpec, err error) {
+	specs = make([]ruleSpec, len(f.rules))
+	for i, text := range f.rules {
+		if specs[i], err = parseRule("--rule", text); err != nil {
+			return nil, err
+		}
+	}
+	return specs, nil
+}
+
+// check returns a *session.Usage error if a flag is invalid.
+func (f *groupFlags) check() error {
+	_, err := f.specs()
+	return err
+}
+
+// create creates the security group that the flags describe.
+func (f *groupFlags) create(ctx context.Context, t *target, name string) (*networkv1.SecurityGroup, error) {
+	req := &networkv1.CreateSecurityGroupRequest{OrgId: t.org, ProjectId: t.project, Name: name, Description: f.description}
+	specs, err := f.specs()
+	if err != nil {
+		return nil, err
+	}
+	for _, spec := range specs {
+		rule, err := spec.rule(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		req.Rules = append(req.Rules, rule)
+	}
+	return t.client.CreateSecurityGroup(ctx, req)
 }
 
 func updateGroupCommand(s *session.Session) *cobra.Command {

@@ -63,6 +63,20 @@ func (r *Resolver) PortsOfVM(ctx context.Context, id string) map[string]*network
 	return byID
 }
 
+// GroupsOfPort returns the IDs of the security groups of the port with an ID.
+func (r *Resolver) GroupsOfPort(ctx context.Context, id string) ([]string, error) {
+	p, err := ports().get(ctx, r.t, id)
+	return p.GetSecurityGroups(), err
+}
+
+// SetGroups replaces the security groups of a port. Ports and groups are given by ID.
+func (r *Resolver) SetGroups(ctx context.Context, port string, groups []string) error {
+	_, err := r.t.client.UpdatePort(ctx, &networkv1.UpdatePortRequest{
+		OrgId: r.t.org, ProjectId: r.t.project, Id: port, SecurityGroups: &networkv1.GroupIds{Ids: groups},
+	})
+	return err
+}
+
 // PortStatus formats the status of a port; empty for nil.
 func PortStatus(p *networkv1.Port) string { return status(p) }
 

@@ -67,10 +67,16 @@ their configuration by DHCP.`,
 
 const dnsUsage = "DNS servers for guests, at most 3, separated by commas (default: the subnet's own resolver)"
 
+// subnetFlags are the flags of `trivet network subnet create`.
+type subnetFlags struct {
+	// request has the flags that are fields of the request.
+	request      networkv1.CreateSubnetRequest
+	vpc          string
+	noDHCP, ipv6 bool
+}
+
 func createSubnetCommand(s *session.Session) *cobra.Command {
-	req := &networkv1.CreateSubnetRequest{}
-	var vpc string
-	var noDHCP, ipv6 bool
+	f := &subnetFlags{}
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a subnet in a VPC", Args: session.Exactly("NAME"),
 		Long: `Create a subnet in a VPC. --cidr is a part of the VPC's prefix that no other subnet of the VPC overlaps, /29 or
@@ -79,41 +85,59 @@ larger. With --ipv6, the subnet also gets the first free /64 of the VPC's IPv6 p
   trivet network subnet create db --vpc prod --cidr 10.0.2.0/24 --gateway 10.0.2.254 --dns 9.9.9.9,1.1.1.1
   trivet network subnet create six --vpc prod --cidr 10.0.3.0/24 --ipv6`,
 	}
-	p := c.Flags()
-	refFlag(c, s, &vpc, "vpc", "VPC, by name or ID", vpcs())
-	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix, a part of the VPC's")
-	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix, a /64 of the VPC's")
-	p.BoolVar(&ipv6, "ipv6", false, "give the subnet the first free /64 of the VPC's IPv6 prefix")
-	session.Exclusive(c, "ipv6", "ipv6-cidr")
-	p.StringVar(&req.GatewayIp, "gateway", "", "address of the gateway (default: the first host address)")
-	p.BoolVar(&noDHCP, "no-dhcp", false, "do not answer DHCP requests of guests")
-	p.StringSliceVar(&req.DnsServers, "dns", nil, dnsUsage)
-	p.StringVar(&req.Description, "description", "", "description")
-	session.Require(c, "vpc", "cidr")
-	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
-		if err := firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock), checkAddresses("gateway", req.GatewayIp),
-			checkAddresses("dns", req.DnsServers...)); err != nil {
+	f.register(s, c)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		name, err := nameArg(args)
+		if err != nil {
 			return err
 		}
-		if req.Name, err = nameArg(args); err != nil {
-			return err
-		}
-		if req.VpcId, err = vpcs().find(ctx, t, vpc); err != nil {
-			return err
-		}
-		if ipv6 {
-			if req.Ipv6CidrBlock, err = chooseSubnet6(ctx, t, req.VpcId); err != nil {
-				return err
-			}
-		}
-		if noDHCP {
-			req.DhcpEnabled = proto.Bool(false)
-		}
-		req.OrgId, req.ProjectId = t.org, t.project
-		n, err := t.client.CreateSubnet(ctx, req)
+		n, err := f.create(ctx, t, name)
 		return subnets().printMade(ctx, t, n, err)
 	})
 	return c
+}
+
+// register adds the flags to c.
+func (f *subnetFlags) register(s *session.Session, c *cobra.Command) {
+	p, req := c.Flags(), &f.request
+	refFlag(c, s, &f.vpc, "vpc", "VPC, by name or ID", vpcs())
+	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix, a part of the VPC's")
+	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix, a /64 of the VPC's")
+	p.BoolVar(&f.ipv6, "ipv6", false, "give the subnet the first free /64 of the VPC's IPv6 prefix")
+	session.Exclusive(c, "ipv6", "ipv6-cidr")
+	p.StringVar(&req.GatewayIp, "gateway", "", "address of the gateway (default: the first host address)")
+	p.BoolVar(&f.noDHCP, "no-dhcp", false, "do not answer DHCP requests of guests")
+	p.StringSliceVar(&req.DnsServers, "dns", nil, dnsUsage)
+	p.StringVar(&req.Description, "description", "", "description")
+	session.Require(c, "vpc", "cidr")
+}
+
+// check returns a *session.Usage error if a flag is invalid.
+func (f *subnetFlags) check() error {
+	req := &f.request
+	return firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock),
+		checkAddresses("gateway", req.GatewayIp), checkAddresses("dns", req.DnsServers...))
+}
+
+// create creates the subnet that the flags describe.
+func (f *subnetFlags) create(ctx context.Context, t *target, name string) (_ *networkv1.Subnet, err error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	req := &f.request
+	req.Name, req.OrgId, req.ProjectId = name, t.org, t.project
+	if req.VpcId, err = vpcs().find(ctx, t, f.vpc); err != nil {
+		return nil, err
+	}
+	if f.ipv6 {
+		if req.Ipv6CidrBlock, err = chooseSubnet6(ctx, t, req.VpcId); err != nil {
+			return nil, err
+		}
+	}
+	if f.noDHCP {
+		req.DhcpEnabled = proto.Bool(false)
+	}
+	return t.client.CreateSubnet(ctx, req)
 }
 
 func updateSubnetCommand(s *session.Session) *cobra.Command {

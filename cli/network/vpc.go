@@ -93,10 +93,16 @@ unless a peering connects them.`,
 // egresses maps the values of --egress to those of the API.
 var egresses = map[string]networkv1.Egress{"": 0, "none": networkv1.Egress_EGRESS_NONE, "nat": networkv1.Egress_EGRESS_NAT}
 
+// vpcFlags are the flags of `trivet network vpc create`.
+type vpcFlags struct {
+	// request has the flags that are fields of the request.
+	request networkv1.CreateVpcRequest
+	egress  string
+	ipv6    bool
+}
+
 func createVPCCommand(s *session.Session) *cobra.Command {
-	req := &networkv1.CreateVpcRequest{}
-	var egress string
-	var ipv6 bool
+	f := &vpcFlags{}
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a VPC", Args: session.Exactly("NAME"),
 		Long: `Create a VPC. --cidr is a private prefix of /8 to /28, such as 10.0.0.0/16. With --egress nat, the VPC also gets a
@@ -109,41 +115,59 @@ first VPC of a project also creates the security group "default".`,
   trivet network vpc create lab --cidr 10.9.0.0/16 --ipv6
   trivet network vpc create six --cidr 10.6.0.0/16 --ipv6-cidr fd12:3456:789a::/48`,
 	}
-	p := c.Flags()
+	f.register(s, c)
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		name, err := nameArg(args)
+		if err != nil {
+			return err
+		}
+		v, err := f.create(ctx, t, name)
+		return vpcs().printMade(ctx, t, v, err)
+	})
+	return c
+}
+
+// register adds the flags to c.
+func (f *vpcFlags) register(s *session.Session, c *cobra.Command) {
+	p, req := c.Flags(), &f.request
 	p.StringVar(&req.CidrBlock, "cidr", "", "IPv4 prefix of /8 to /28, within 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16")
 	p.StringVar(&req.Ipv6CidrBlock, "ipv6-cidr", "", "IPv6 prefix of /48 to /56, within fd00::/8")
 	p.StringVar(&req.ServiceCidrBlock, "service-cidr", "", "part of --cidr for the addresses of service IPs without a subnet")
 	p.Uint32Var(&req.Mtu, "mtu", 0, "MTU of the VMs' interfaces, 1280 to 65485 (default 1450)")
-	p.BoolVar(&ipv6, "ipv6", false, "give the VPC a random IPv6 prefix of /48, within fd00::/8")
+	p.BoolVar(&f.ipv6, "ipv6", false, "give the VPC a random IPv6 prefix of /48, within fd00::/8")
 	session.Exclusive(c, "ipv6", "ipv6-cidr")
-	p.StringVar(&egress, "egress", "none", "how VMs reach networks outside: nat (a NAT gateway) or none")
+	p.StringVar(&f.egress, "egress", "none", "how VMs reach networks outside: nat (a NAT gateway) or none")
 	refFlag(c, s, &req.ExternalNetwork, "external", "external network for --egress nat (default: the only one)", externals())
 	p.StringVar(&req.Description, "description", "", "description")
 	session.Require(c, "cidr")
 	completeFlag(c, "egress", cobra.FixedCompletions([]string{"nat", "none"}, cobra.ShellCompDirectiveNoFileComp))
-	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
-		var known bool
-		if req.Egress, known = egresses[egress]; !known {
-			return session.Usagef("--egress %q: want nat or none", egress)
-		}
-		if req.ExternalNetwork != "" && req.Egress != networkv1.Egress_EGRESS_NAT {
-			return session.Usagef("--external is only for --egress nat")
-		}
-		if err := firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock),
-			checkCIDRs("--service-cidr", req.ServiceCidrBlock), checkExternal(req.ExternalNetwork)); err != nil {
-			return err
-		}
-		if req.Name, err = nameArg(args); err != nil {
-			return err
-		}
-		if ipv6 {
-			req.Ipv6CidrBlock = randomULA().String()
-		}
-		req.OrgId, req.ProjectId = t.org, t.project
-		v, err := t.client.CreateVpc(ctx, req)
-		return vpcs().printMade(ctx, t, v, err)
-	})
-	return c
+}
+
+// check returns a *session.Usage error if a flag is invalid.
+func (f *vpcFlags) check() error {
+	req := &f.request
+	var known bool
+	if req.Egress, known = egresses[f.egress]; !known {
+		return session.Usagef("--egress %q: want nat or none", f.egress)
+	}
+	if req.ExternalNetwork != "" && req.Egress != networkv1.Egress_EGRESS_NAT {
+		return session.Usagef("--external is only for --egress nat")
+	}
+	return firstError(checkCIDRs("--cidr", req.CidrBlock), checkCIDRs("--ipv6-cidr", req.Ipv6CidrBlock),
+		checkCIDRs("--service-cidr", req.ServiceCidrBlock), checkExternal(req.ExternalNetwork))
+}
+
+// create creates the VPC that the flags describe.
+func (f *vpcFlags) create(ctx context.Context, t *target, name string) (*networkv1.Vpc, error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	req := &f.request
+	req.Name, req.OrgId, req.ProjectId = name, t.org, t.project
+	if f.ipv6 {
+		req.Ipv6CidrBlock = randomULA().String()
+	}
+	return t.client.CreateVpc(ctx, req)
 }
 
 func updateVPCCommand(s *session.Session) *cobra.Command {

@@ -85,6 +85,34 @@ mappings, and labels and metadata are mappings:
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
 		Args: session.AtMost("NAME"),
 	}
+	f.register(s, c)
+	run := s.Run(createLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		vm, err := f.create(ctx, s, conn, args[0])
+		if err != nil {
+			return err
+		}
+		return printVM(ctx, s, conn, vm)
+	})
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if f.file != "" {
+			name, err := applyFile(s, c, f.file)
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 && name != "" {
+				args = []string{name}
+			}
+		}
+		if err := session.Exactly("NAME")(c, args); err != nil {
+			return session.Usagef("%v", err)
+		}
+		return run(c, args)
+	}
+	return c
+}
+
+// register adds the flags to c.
+func (f *createFlags) register(s *session.Session, c *cobra.Command) {
 	p := c.Flags()
 	p.StringVarP(&f.file, "file", "f", "", "read the flags from this YAML file; - for standard input")
 	p.StringVar(&f.image, "image", "", "image of the first disk, by name or ID")
@@ -112,68 +140,51 @@ mappings, and labels and metadata are mappings:
 	}
 	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
-	run := s.Run(createLimit, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
-		nics, err := parseNICs(f.networks)
-		if err != nil {
-			return err
-		}
-		req, disks, err := f.request(args[0])
-		if err != nil {
-			return err
-		}
-		req.OrgId, req.ProjectId = s.Tenant()
-		made, created := &newVolumes{s: s}, false
-		defer func() {
-			if !created {
-				made.deleteAll(ctx)
-			}
-		}()
-		if err := f.findImages(ctx, s, conn, req, disks, made); err != nil {
-			return err
-		}
-		resolver := network.NewResolver(ctx, s, conn)
-		for _, n := range nics {
-			spec, err := n.spec(ctx, resolver)
-			if err != nil {
-				return err
-			}
-			req.Spec.Network = append(req.Spec.Network, spec)
-		}
-		client := vmv1.NewVmServiceClient(conn)
-		var vm *vmv1.VirtualMachine
-		goesOn := session.Ongoing{What: req.GetName() + " may still be created", Look: "trivet vm show " + req.GetName()}
-		if err := s.WaitOngoing("creating "+req.GetName(), goesOn, func(func(string)) error {
-			vm, err = client.CreateVm(ctx, req)
-			return err
-		}); err != nil {
-			if len(f.networks) == 0 && hasReason(err, "NO_HOST_FITS") {
-				s.Note("without --network, the VM has a NIC in the default VPC; with --network none it has none")
-			}
-			return err
-		}
-		created = true
-		t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
-		if vm, err = f.settle(ctx, s, conn, t, vm); err != nil {
-			return err
-		}
-		return printVM(ctx, s, conn, vm)
-	})
-	c.RunE = func(c *cobra.Command, args []string) error {
-		if f.file != "" {
-			name, err := applyFile(s, c, f.file)
-			if err != nil {
-				return err
-			}
-			if len(args) == 0 && name != "" {
-				args = []string{name}
-			}
-		}
-		if err := session.Exactly("NAME")(c, args); err != nil {
-			return session.Usagef("%v", err)
-		}
-		return run(c, args)
+}
+
+// create creates the VM that the flags describe, and waits for it as settle does.
+func (f *createFlags) create(ctx context.Context, s *session.Session, conn *dial.Conn, name string) (*vmv1.VirtualMachine, error) {
+	nics, err := parseNICs(f.networks)
+	if err != nil {
+		return nil, err
 	}
-	return c
+	req, disks, err := f.request(name)
+	if err != nil {
+		return nil, err
+	}
+	req.OrgId, req.ProjectId = s.Tenant()
+	made, created := &newVolumes{s: s}, false
+	defer func() {
+		if !created {
+			made.deleteAll(ctx)
+		}
+	}()
+	if err := f.findImages(ctx, s, conn, req, disks, made); err != nil {
+		return nil, err
+	}
+	resolver := network.NewResolver(ctx, s, conn)
+	for _, n := range nics {
+		spec, err := n.spec(ctx, resolver)
+		if err != nil {
+			return nil, err
+		}
+		req.Spec.Network = append(req.Spec.Network, spec)
+	}
+	client := vmv1.NewVmServiceClient(conn)
+	var vm *vmv1.VirtualMachine
+	goesOn := session.Ongoing{What: req.GetName() + " may still be created", Look: "trivet vm show " + req.GetName()}
+	if err := s.WaitOngoing("creating "+req.GetName(), goesOn, func(func(string)) error {
+		vm, err = client.CreateVm(ctx, req)
+		return err
+	}); err != nil {
+		if len(f.networks) == 0 && hasReason(err, "NO_HOST_FITS") {
+			s.Note("without --network, the VM has a NIC in the default VPC; with --network none it has none")
+		}
+		return nil, err
+	}
+	created = true
+	t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
+	return f.settle(ctx, s, conn, t, vm)
 }
 
 // hasReason reports whether err is an error of the API whose ErrorInfo has the given reason.
@@ -206,71 +217,26 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	if err := cloud.CheckName("NAME", name); err != nil {
 		return nil, nil, session.Usagef("%v", err)
 	}
-	memory, ok := session.Amount(f.memory, session.MiB)
-	if !ok {
-		return nil, nil, session.Usagef("--memory %q: want a number of MiB, or one with a unit: 2G", f.memory)
+	memory, err := f.checkSize()
+	if err != nil {
+		return nil, nil, err
 	}
-	disks := make([]disk, len(f.disks))
-	for n, text := range f.disks {
-		d, err := parseDisk(n, text)
-		if err != nil {
-			return nil, nil, err
-		}
-		disks[n] = d
+	disks, err := f.parseDisks()
+	if err != nil {
+		return nil, nil, err
 	}
-	switch {
-	case f.image != "" && len(disks) == 0:
-		disks = []disk{{id: "disk0", image: f.image}} // findImages sets its size, which depends on the image
-	case f.image != "" && disks[0].image != "":
-		return nil, nil, session.Usagef("the first disk has two images: %s and %s", f.image, disks[0].image)
-	case f.image != "":
-		disks[0].image = f.image
-	case len(disks) == 0 && len(f.volumes) == 0 && f.kernel == "" && f.machine.cdrom == "":
+	if len(disks) == 0 && f.kernel == "" && f.machine.cdrom == "" {
 		return nil, nil, session.Usagef("the VM has nothing to boot: give --image, --disk, --volume, --cdrom or --kernel")
 	}
-	for _, text := range f.volumes {
-		d, err := parseVolume(len(disks), text)
-		if err != nil {
-			return nil, nil, err
-		}
-		disks = append(disks, d)
-	}
-	slices.SortStableFunc(disks, func(a, b disk) int {
-		switch {
-		case a.first == b.first:
-			return 0
-		case a.first:
-			return -1
-		}
-		return 1
-	})
 	if f.kernel == "" && (f.initrd != "" || f.cmdline != "") {
 		return nil, nil, session.Usagef("--initrd and --cmdline need a --kernel")
 	}
-	labels, err := session.Pairs("label", f.labels)
+	labels, metadata, err := f.pairs()
 	if err != nil {
 		return nil, nil, err
 	}
-	metadata, err := session.Pairs("metadata", f.metadata)
-	if err != nil {
+	if err := f.addSeed(metadata); err != nil {
 		return nil, nil, err
-	}
-	if len(f.sshKeys) > 0 || f.userData != "" {
-		if metadata == nil {
-			metadata = map[string]string{}
-		}
-		if err := f.addSeed(metadata); err != nil {
-			return nil, nil, err
-		}
-	}
-	if metadata, err = f.machine.addTo(metadata); err != nil {
-		return nil, nil, err
-	}
-	if f.vcpus == 0 {
-		return nil, nil, session.Usagef("--vcpus: want 1 or more")
-	}
-	if memory == 0 {
-		return nil, nil, session.Usagef("--memory: want more than 0")
 	}
 	return &vmv1.CreateVmRequest{
 		Name: name, Hypervisor: vmv1.HypervisorType_HYPERVISOR_TYPE_KVM, Labels: labels, Metadata: metadata,
@@ -280,6 +246,33 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 			Security: f.machine.security(),
 		},
 	}, disks, nil
+}
+
+// checkSize returns the size of the memory in MiB. It returns a *session.Usage error if the number of processors or the
+// memory is invalid.
+func (f *createFlags) checkSize() (memoryMiB uint64, err error) {
+	memoryMiB, ok := session.Amount(f.memory, session.MiB)
+	switch {
+	case !ok:
+		return 0, session.Usagef("--memory %q: want a number of MiB, or one with a unit: 2G", f.memory)
+	case f.vcpus == 0:
+		return 0, session.Usagef("--vcpus: want 1 or more")
+	case memoryMiB == 0:
+		return 0, session.Usagef("--memory: want more than 0")
+	}
+	return memoryMiB, nil
+}
+
+// pairs returns the labels and the metadata of the flags, without the keys and the user data for the guest.
+func (f *createFlags) pairs() (labels, metadata map[string]string, err error) {
+	if labels, err = session.Pairs("label", f.labels); err != nil {
+		return nil, nil, err
+	}
+	if metadata, err = session.Pairs("metadata", f.metadata); err != nil {
+		return nil, nil, err
+	}
+	metadata, err = f.machine.addTo(metadata)
+	return labels, metadata, err
 }
 
 // findImages looks up the images and volumes that the flags name. It creates a volume for each disk with a storage
@@ -300,11 +293,9 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 			return err
 		}
 		if len(f.disks) == 0 && d.volume == "" {
-			i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: req.GetOrgId(), ImageId: id})
-			if err != nil {
+			if d.sizeGiB, err = defaultSize(ctx, conn, req.GetOrgId(), id); err != nil {
 				return err
 			}
-			d.sizeGiB = max(cloud.DefaultDiskGiB, uint64(i.GetMinDiskGib()))
 		}
 		volumeID, err := made.volumeOf(ctx, conn, req.GetName(), d, id)
 		if err != nil {
@@ -332,4 +323,10 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 	}
 	req.Spec.Boot = &vmv1.BootSpec{Kernel: kernel, Initrd: initrd, Cmdline: f.cmdline}
 	return nil
+}
+
+// defaultSize returns the size in GiB of a disk that is a copy of an image, unless the user gives one.
+func defaultSize(ctx context.Context, conn *dial.Conn, org, image string) (uint64, error) {
+	i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: org, ImageId: image})
+	return max(cloud.DefaultDiskGiB, uint64(i.GetMinDiskGib())), err
 }

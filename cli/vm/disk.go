@@ -22,6 +22,8 @@ type disk struct {
 	cache                    vmv1.DiskCache
 	boot                     uint32
 	first                    bool
+	// named is true if the user has given the id.
+	named bool
 }
 
 var (
@@ -40,6 +42,43 @@ const (
 	// volumeForm is the syntax of the flag --volume.
 	volumeForm = "NAME|ID[,boot][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
 )
+
+// parseDisks returns the disks of the flags --image, --disk and --volume, in the order in which the VM has them.
+func (f *createFlags) parseDisks() ([]disk, error) {
+	disks := make([]disk, len(f.disks))
+	for n, text := range f.disks {
+		d, err := parseDisk(n, text)
+		if err != nil {
+			return nil, err
+		}
+		disks[n] = d
+	}
+	switch {
+	case f.image != "" && len(disks) == 0:
+		disks = []disk{{id: "disk0", image: f.image}} // findImages sets its size, which depends on the image
+	case f.image != "" && disks[0].image != "":
+		return nil, session.Usagef("the first disk has two images: %s and %s", f.image, disks[0].image)
+	case f.image != "":
+		disks[0].image = f.image
+	}
+	for _, text := range f.volumes {
+		d, err := parseVolume(len(disks), text)
+		if err != nil {
+			return nil, err
+		}
+		disks = append(disks, d)
+	}
+	slices.SortStableFunc(disks, func(a, b disk) int {
+		switch {
+		case a.first == b.first:
+			return 0
+		case a.first:
+			return -1
+		}
+		return 1
+	})
+	return disks, nil
+}
 
 // parseDisk parses text, the value of the n-th flag --disk, counted from 0. The disk's ID is "disk" followed by n,
 // unless text contains an ID.
@@ -108,7 +147,7 @@ func (d *disk) parseOptions(options string, other func(key, value string) (known
 		known, ok := true, value != ""
 		switch key {
 		case "id":
-			d.id = value
+			d.id, d.named = value, true
 		case "bus":
 			d.bus, ok = buses[value]
 		case "cache":

@@ -115,20 +115,34 @@ func attachDisk(ctx context.Context, s *session.Session, conn *dial.Conn, nameOr
 		if err != nil {
 			return err
 		}
-		for n := 0; d.Id == "" || slices.Contains(diskIDs(vm), d.Id); n++ {
-			d.Id = fmt.Sprintf("disk%d", n)
-		}
+		d.Id = freeDiskID(vm.GetSpec().GetDisks())
 	}
-	var vm *vmv1.VirtualMachine
-	goesOn := session.Ongoing{What: d.GetId() + " may still be attached", Look: "trivet vm disk list " + nameOrID}
-	if err := s.WaitOngoing("attaching "+d.GetId(), goesOn, func(func(string)) error {
-		vm, err = t.client.AttachDisk(wait.Context(ctx), &vmv1.AttachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Disk: d})
-		return err
-	}); err != nil {
+	vm, err := t.attachDisk(wait.Context(ctx), s, nameOrID, d)
+	if err != nil {
 		return err
 	}
 	attached := slices.DeleteFunc(slices.Clone(vm.GetSpec().GetDisks()), func(have *vmv1.DiskSpec) bool { return have.GetId() != d.GetId() })
 	return s.Print(vm, []string{d.GetId()}, func(w io.Writer) error { return list.Print(w, diskColumns(ctx, s, conn), attached...) })
+}
+
+// attachDisk attaches a disk to the VM, whose name or ID is nameOrID, and returns the VM.
+func (t *target) attachDisk(ctx context.Context, s *session.Session, nameOrID string, d *vmv1.DiskSpec) (vm *vmv1.VirtualMachine, err error) {
+	goesOn := session.Ongoing{What: d.GetId() + " may still be attached", Look: "trivet vm disk list " + nameOrID}
+	err = s.WaitOngoing("attaching "+d.GetId(), goesOn, func(func(string)) error {
+		vm, err = t.client.AttachDisk(ctx, &vmv1.AttachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Disk: d})
+		return err
+	})
+	return vm, err
+}
+
+// freeDiskID returns the first of disk0, disk1, … that no disk has.
+func freeDiskID(disks []*vmv1.DiskSpec) string {
+	for n := 0; ; n++ {
+		id := fmt.Sprintf("disk%d", n)
+		if !slices.ContainsFunc(disks, func(d *vmv1.DiskSpec) bool { return d.GetId() == id }) {
+			return id
+		}
+	}
 }
 
 func detachDiskCommand(s *session.Session) *cobra.Command {

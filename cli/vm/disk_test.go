@@ -12,7 +12,7 @@ func TestDisks(t *testing.T) {
 	for text, want := range map[string]disk{
 		"20": {id: "disk3", sizeGiB: 20},
 		"1T,id=data,image=debian,bus=sata,cache=writethrough,boot-index=7": {
-			id: "data", image: "debian", sizeGiB: 1024, bus: vmv1.DiskBus_DISK_BUS_SATA, cache: vmv1.DiskCache_DISK_CACHE_WRITETHROUGH, boot: 7,
+			id: "data", image: "debian", sizeGiB: 1024, bus: vmv1.DiskBus_DISK_BUS_SATA, cache: vmv1.DiskCache_DISK_CACHE_WRITETHROUGH, boot: 7, named: true,
 		},
 		"size=5,class=fast": {id: "disk3", class: "fast", sizeGiB: 5},
 	} {
@@ -26,7 +26,7 @@ func TestDisks(t *testing.T) {
 	}
 	for text, want := range map[string]disk{
 		"data":                         {id: "disk2", volume: "data"},
-		"root,boot,bus=scsi,id=root":   {id: "root", volume: "root", bus: vmv1.DiskBus_DISK_BUS_SCSI, first: true},
+		"root,boot,bus=scsi,id=root":   {id: "root", volume: "root", bus: vmv1.DiskBus_DISK_BUS_SCSI, first: true, named: true},
 		"root,boot-index=3,cache=none": {id: "disk2", volume: "root", boot: 3, cache: vmv1.DiskCache_DISK_CACHE_NONE},
 	} {
 		got, err := parseVolume(2, text)

@@ -155,5 +155,5 @@ func pairsChange(before, after map[string]string) map[string]string {
 }
 
 func (x *change) empty() bool {
-	return len(x.labels) == 0 && len(x.metadata) == 0 && x.vcpus == 0 && x.memoryMiB == 0
+	return len(x.labels) == 0 && len(x.metadata) == 0 && !x.resizes()
 }

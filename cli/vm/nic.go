@@ -24,6 +24,8 @@ type nic struct {
 	ip, mac               string
 	groups                []string
 	model                 string
+	// named is true if the user has given the id.
+	named bool
 }
 
 const (
@@ -101,7 +103,7 @@ func parseNIC(n int, text string) (nic, error) {
 		case "model":
 			x.model = value
 		case "id":
-			x.id = value
+			x.id, x.named = value, true
 		default:
 			return bad("%q is unknown", option)
 		}
@@ -137,7 +139,8 @@ func (x *nic) check(dashes string) error {
 	return nil
 }
 
-// spec returns the NIC as a field of a request. It looks up the subnet, VPC or port, and the security groups.
+// spec returns the NIC as a field of a request. It looks up the subnet, VPC or port, and the security groups. If only the
+// security groups are not found, it returns the NIC without them, and the error.
 func (x *nic) spec(ctx context.Context, r *network.Resolver) (spec *vmv1.NetworkSpec, err error) {
 	spec = &vmv1.NetworkSpec{Id: x.id, IpAddress: x.ip, MacAddress: x.mac, Model: models[cmp.Or(x.model, "virtio-net")]}
 	switch {

@@ -81,12 +81,8 @@ func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrI
 	if err != nil {
 		return err
 	}
-	var vm *vmv1.VirtualMachine
-	goesOn := session.Ongoing{What: x.id + " may still be attached", Look: "trivet vm nic list " + nameOrID}
-	if err := s.WaitOngoing("attaching "+x.id, goesOn, func(func(string)) error {
-		vm, err = t.client.AttachNic(wait.Context(ctx), &vmv1.AttachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Nic: spec})
-		return err
-	}); err != nil {
+	vm, err := t.attachNIC(wait.Context(ctx), s, nameOrID, spec)
+	if err != nil {
 		return err
 	}
 	var attached []*vmv1.NetworkSpec
@@ -98,6 +94,16 @@ func attachNIC(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrI
 	return s.Print(vm, []string{x.id}, func(w io.Writer) error {
 		return list.Print(w, nicColumns(ctx, resolver, func() string { return t.id }), attached...)
 	})
+}
+
+// attachNIC attaches a NIC to the VM, whose name or ID is nameOrID, and returns the VM.
+func (t *target) attachNIC(ctx context.Context, s *session.Session, nameOrID string, nic *vmv1.NetworkSpec) (vm *vmv1.VirtualMachine, err error) {
+	goesOn := session.Ongoing{What: nic.GetId() + " may still be attached", Look: "trivet vm nic list " + nameOrID}
+	err = s.WaitOngoing("attaching "+nic.GetId(), goesOn, func(func(string)) error {
+		vm, err = t.client.AttachNic(ctx, &vmv1.AttachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Nic: nic})
+		return err
+	})
+	return vm, err
 }
 
 func detachNICCommand(s *session.Session) *cobra.Command {

@@ -13,7 +13,7 @@ func TestNICs(t *testing.T) {
 		"front":             {id: "nic3", subnet: "front"},
 		"default":           {id: "nic3"},
 		"vpc:prod":          {id: "nic3", vpc: "prod"},
-		"port:web-1,id=wan": {id: "wan", port: "web-1"},
+		"port:web-1,id=wan": {id: "wan", port: "web-1", named: true},
 		"front,ip=10.0.1.10,mac=02:00:5e:10:00:01,group=web,group=ssh,model=e1000": {
 			id: "nic3", subnet: "front", ip: "10.0.1.10", mac: "02:00:5e:10:00:01", groups: []string{"web", "ssh"}, model: "e1000",
 		},

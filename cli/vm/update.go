@@ -16,7 +16,10 @@ import (
 type change struct {
 	labels, metadata map[string]string
 	vcpus            uint32
-	memoryMiB        uint64
+	// sockets and cores are the topology of vcpus. If both are 0, the topology stays, or is the default one if vcpus
+	// changes.
+	sockets, cores uint32
+	memoryMiB      uint64
 }
 
 // size holds the flags for processors and memory.
@@ -82,26 +85,34 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 	if err != nil {
 		return err
 	}
-	req := &vmv1.UpdateVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Labels: x.labels, Metadata: x.metadata}
-	if x.vcpus > 0 || x.memoryMiB > 0 {
-		vm, err := t.read(ctx)
-		if err != nil {
-			return err
-		}
-		req.Spec = x.spec(vm.GetSpec())
-	}
-	vm, err := t.client.UpdateVm(ctx, req)
+	vm, err := x.update(ctx, t)
 	if err != nil {
 		return err
 	}
 	if err := printVM(ctx, s, conn, vm); err != nil {
 		return err
 	}
-	if pending := vm.GetMetadata()[cloud.PendingResize]; req.GetSpec() != nil && pending != "" {
+	if pending := vm.GetMetadata()[cloud.PendingResize]; x.resizes() && pending != "" {
 		s.Note("%s has %s at its next start or reboot", vm.GetName(), pending)
 	}
 	return nil
 }
+
+// update changes the VM, and returns it.
+func (x *change) update(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
+	req := &vmv1.UpdateVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Labels: x.labels, Metadata: x.metadata}
+	if x.resizes() {
+		vm, err := t.read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		req.Spec = x.spec(vm.GetSpec())
+	}
+	return t.client.UpdateVm(ctx, req)
+}
+
+// resizes reports whether the change has a number of processors or a size of the memory.
+func (x *change) resizes() bool { return x.vcpus > 0 || x.memoryMiB > 0 }
 
 // spec returns the parts of the spec that change the size of a VM. A part that is given replaces the whole part, so it
 // has the other fields of the present one.
@@ -109,8 +120,8 @@ func (x *change) spec(present *vmv1.VmSpec) *vmv1.VmSpec {
 	spec := &vmv1.VmSpec{}
 	if x.vcpus > 0 {
 		// A topology of another number of processors is not kept.
-		spec.Cpu = &vmv1.CpuSpec{Vcpus: x.vcpus, CpuModel: present.GetCpu().GetCpuModel()}
-		if x.vcpus == present.GetCpu().GetVcpus() {
+		spec.Cpu = &vmv1.CpuSpec{Vcpus: x.vcpus, Sockets: x.sockets, CoresPerSocket: x.cores, CpuModel: present.GetCpu().GetCpuModel()}
+		if x.vcpus == present.GetCpu().GetVcpus() && x.sockets == 0 && x.cores == 0 {
 			spec.Cpu = present.GetCpu()
 		}
 	}

@@ -250,7 +250,7 @@ func merge(ctx context.Context, full string, in *os.File, diffs []string) (raw *
 		if from := whole.Header().From; from != "" {
 			return nil, 0, session.Usagef("%s has only the changes since snapshot %s: give the full export first", full, from)
 		}
-		if size, last, err = apply(ctx, merged, full, whole); err != nil {
+		if size, last, err = applyDiff(ctx, merged, full, whole); err != nil {
 			return nil, 0, err
 		}
 	} else {
@@ -293,11 +293,11 @@ func applyFile(ctx context.Context, raw *os.File, path, last string) (size uint6
 	if last != "" && from != last {
 		return 0, "", session.Usagef("%s has the changes since snapshot %s, but the file before it has the content of snapshot %s", path, from, last)
 	}
-	return apply(ctx, raw, path, diff)
+	return applyDiff(ctx, raw, path, diff)
 }
 
-// apply applies a diff to a raw file, and returns the new size and the name of the diff's snapshot.
-func apply(ctx context.Context, raw *os.File, path string, diff *rbddiff.Reader) (size uint64, to string, err error) {
+// applyDiff applies a diff to a raw file, and returns the new size and the name of the diff's snapshot.
+func applyDiff(ctx context.Context, raw *os.File, path string, diff *rbddiff.Reader) (size uint64, to string, err error) {
 	h := diff.Header()
 	if err := raw.Truncate(int64(h.Size)); err != nil {
 		return 0, "", fmt.Errorf("write a temporary file: %w", err)

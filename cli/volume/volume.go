@@ -44,9 +44,14 @@ it, and only VMs on that host can have it.`,
 	return c
 }
 
+// createFlags are the flags of `trivet volume create`.
+type createFlags struct {
+	size, class, image, snapshot string
+	labels, metadata             []string
+}
+
 func createCommand(s *session.Session) *cobra.Command {
-	var size, class, from, snapshot string
-	var labels, metadata []string
+	var f createFlags
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a volume", Args: session.Exactly("NAME"),
 		Long: `Create a volume that is blank or begins with the content of an image or a snapshot. A volume from a snapshot
@@ -56,52 +61,67 @@ on its host when it is attached for the first time. Other volumes are made at on
   trivet volume create data-2 --snapshot before-upgrade
   trivet volume create root --size 20 --image debian-12 --class fast`,
 	}
-	p := c.Flags()
-	p.StringVar(&size, "size", "", "size in GiB, or with a unit: 2TiB (default with --snapshot: the size of the snapshot)")
-	p.StringVar(&class, "class", "", "storage class (default: the default class)")
-	p.StringVar(&from, "image", "", "image with whose content the volume begins, by name or ID")
-	p.StringArrayVar(&labels, "label", nil, "KEY=VALUE, repeatable")
-	p.StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, repeatable")
-	p.StringVar(&snapshot, "snapshot", "", "snapshot with whose content the volume begins, by name or ID")
-	session.RequireOne(c, "size", "snapshot")
-	session.Exclusive(c, "snapshot", "image")
-	session.Exclusive(c, "snapshot", "class")
-	_ = c.RegisterFlagCompletionFunc("snapshot", snapshotNames(s)) // its only error is for an unknown flag
-	_ = c.RegisterFlagCompletionFunc("image", image.Names(s))      // its only error is for an unknown flag
-	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
-		req := &vmv1.CreateVolumeRequest{Name: args[0], StorageClass: class}
-		if err := cloud.CheckName("NAME", args[0]); err != nil {
-			return session.Usagef("%v", err)
-		}
-		if size != "" {
-			if req.SizeGib, err = ParseSize(size); err != nil {
-				return err
-			}
-		}
-		if req.Labels, err = session.Pairs("label", labels); err != nil {
-			return err
-		}
-		if req.Metadata, err = session.Pairs("metadata", metadata); err != nil {
-			return err
-		}
-		if from != "" {
-			if req.ImageId, err = image.Find(ctx, s, conn, from); err != nil {
-				return err
-			}
-		}
-		req.OrgId, req.ProjectId = s.Tenant()
-		var v *vmv1.Volume
-		if snapshot != "" {
-			v, err = createFromSnapshot(ctx, s, conn, req, snapshot)
-		} else {
-			v, err = vmv1.NewVolumeServiceClient(conn).CreateVolume(ctx, req)
-		}
+	f.register(s, c)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		v, err := f.create(ctx, s, conn, args[0])
 		if err != nil {
 			return err
 		}
 		return listed(s).PrintOne(ctx, s, conn, v)
 	})
 	return c
+}
+
+// register adds the flags to c.
+func (f *createFlags) register(s *session.Session, c *cobra.Command) {
+	p := c.Flags()
+	p.StringVar(&f.size, "size", "", "size in GiB, or with a unit: 2TiB (default with --snapshot: the size of the snapshot)")
+	p.StringVar(&f.class, "class", "", "storage class (default: the default class)")
+	p.StringVar(&f.image, "image", "", "image with whose content the volume begins, by name or ID")
+	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
+	p.StringVar(&f.snapshot, "snapshot", "", "snapshot with whose content the volume begins, by name or ID")
+	session.RequireOne(c, "size", "snapshot")
+	session.Exclusive(c, "snapshot", "image")
+	session.Exclusive(c, "snapshot", "class")
+	_ = c.RegisterFlagCompletionFunc("snapshot", snapshotNames(s)) // its only error is for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("image", image.Names(s))      // its only error is for an unknown flag
+}
+
+// request returns a request with the values of all flags except the image and the snapshot.
+func (f *createFlags) request(name string) (req *vmv1.CreateVolumeRequest, err error) {
+	req = &vmv1.CreateVolumeRequest{Name: name, StorageClass: f.class}
+	if err := cloud.CheckName("NAME", name); err != nil {
+		return nil, session.Usagef("%v", err)
+	}
+	if f.size != "" {
+		if req.SizeGib, err = ParseSize(f.size); err != nil {
+			return nil, err
+		}
+	}
+	if req.Labels, err = session.Pairs("label", f.labels); err != nil {
+		return nil, err
+	}
+	req.Metadata, err = session.Pairs("metadata", f.metadata)
+	return req, err
+}
+
+// create creates the volume that the flags describe.
+func (f *createFlags) create(ctx context.Context, s *session.Session, conn *dial.Conn, name string) (*vmv1.Volume, error) {
+	req, err := f.request(name)
+	if err != nil {
+		return nil, err
+	}
+	if f.image != "" {
+		if req.ImageId, err = image.Find(ctx, s, conn, f.image); err != nil {
+			return nil, err
+		}
+	}
+	req.OrgId, req.ProjectId = s.Tenant()
+	if f.snapshot != "" {
+		return createFromSnapshot(ctx, s, conn, req, f.snapshot)
+	}
+	return vmv1.NewVolumeServiceClient(conn).CreateVolume(ctx, req)
 }
 
 // createFromSnapshot creates the volume that req describes, with the content of the snapshot with a name or ID.
@@ -284,17 +304,26 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	if err := cloud.CheckName("volume", nameOrID); err != nil {
 		return "", session.Usagef("%q is not a valid name or ID of a volume", nameOrID)
 	}
-	volumes, err := listed(s).All(ctx, conn)
+	volumes, err := named(ctx, s, conn, nameOrID)
 	if err != nil {
 		return "", err
 	}
+	return one(s, nameOrID, volumes)
+}
+
+// named returns the volumes with a name.
+func named(ctx context.Context, s *session.Session, conn *dial.Conn, name string) ([]*vmv1.Volume, error) {
+	volumes, err := listed(s).All(ctx, conn)
+	return slices.DeleteFunc(volumes, func(v *vmv1.Volume) bool { return v.GetName() != name }), err
+}
+
+// one returns the ID of the only volume with a name. It returns an error if there is none, or if there are several.
+func one(s *session.Session, name string, volumes []*vmv1.Volume) (string, error) {
 	var matches []session.Match
 	for _, v := range volumes {
-		if v.GetName() == nameOrID {
-			matches = append(matches, session.Match{ID: v.GetId(), About: fmt.Sprintf("%s in %s/%s", status(v), v.GetOrgId(), v.GetProjectId())})
-		}
+		matches = append(matches, session.Match{ID: v.GetId(), About: fmt.Sprintf("%s in %s/%s", status(v), v.GetOrgId(), v.GetProjectId())})
 	}
-	return session.One("volume", s.Scope(), nameOrID, matches)
+	return session.One("volume", s.Scope(), name, matches)
 }
 
 // Names returns a shell completion with the names of volumes.
