@@ -237,9 +237,9 @@ func TestUpdateTable(t *testing.T) {
 		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"a larger disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 6}}}, fault.InvalidArgument, "spec.disks", nil},
 		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
-		{"another anti-affinity group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
-		{"no anti-affinity group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
-		{"an invalid selector", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
+		{"another anti-affinity group", anywhere, Change{Labels: map[string]string{cloud.AntiAffinityLabel: "db"}}, fault.InvalidArgument, "fixed when", nil},
+		{"no anti-affinity group, as before", anywhere, Change{Labels: map[string]string{cloud.AntiAffinityLabel: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
+		{"an invalid selector", anywhere, Change{Labels: map[string]string{cloud.NodeSelectorLabel: "ssd"}}, fault.InvalidArgument, "k=v", nil},
 		{"too many labels", anywhere, Change{Labels: many}, fault.InvalidArgument, "labels", nil},
 		{"an invalid restart policy", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
 	} {
