@@ -30,6 +30,10 @@ const (
 	NodeSelectorLabel = "trivet/node-selector"
 )
 
+// HostLabel is the label of a host whose value is the host's name, so that a node selector can choose the host. The
+// control plane sets it from the name in the host's heartbeats. An agent or a user cannot set another value.
+const HostLabel = "trivet/host"
+
 // ParseNodeSelector parses a value of NodeSelectorLabel. It returns nil for an empty text, and an InvalidArgument fault
 // if the text is not a list of k=v pairs.
 func ParseNodeSelector(text string) (map[string]string, error) {

@@ -69,6 +69,32 @@ func TestPlacementGroups(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
+// TestHostLabel chooses the host of a VM by the label with the host's name, which the agent has not sent. A VM for a host
+// without room is refused, and so is a VM for a host that does not exist.
+func TestHostLabel(t *testing.T) {
+	w := newWorld(t)
+	hosts := map[string]cloud.NodeID{}
+	for i := range 4 {
+		name := fmt.Sprint("h", i)
+		hosts[name] = w.AddHost(name, plenty())
+	}
+	on := func(host string) func(*CreateRequest) {
+		return labelled(map[string]string{cloud.NodeSelectorLabel: cloud.HostLabel + "=" + host})
+	}
+	for name, id := range hosts {
+		for i := range 3 {
+			require.Equal(t, id, w.create(fmt.Sprint("on-", name, "-", i), on(name)).Node)
+		}
+	}
+	large := func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 60} }
+	for host, why := range map[string]string{"h1": "vCPUs free, 60 needed", "h9": "does not have the labels of the node selector"} {
+		_, err := w.vms.Create(w.as(acme, ""), acme, small("large", on(host), large), [32]byte{})
+		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
+		f, _ := fault.From(err)
+		require.Contains(t, fmt.Sprint(f.Details), why)
+	}
+}
+
 // TestConcurrentAffinity creates 8 VMs of a new affinity group at the same time. All must be on one host.
 func TestConcurrentAffinity(t *testing.T) {
 	w := newWorld(t)
