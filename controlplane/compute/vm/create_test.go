@@ -103,6 +103,11 @@ func TestCreateRefuses(t *testing.T) {
 		{"a selector that matches no host", func(q *CreateRequest) { q.Labels = map[string]string{cloud.NodeSelectorLabel: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
 		{"an invalid rule for tokens", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.MetadataTokens: "no"} }, fault.InvalidArgument, "metadata", []string{"required or optional"}},
 		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
+		{"a metadata key with a typing error", func(q *CreateRequest) { q.Metadata = map[string]string{"trivet/restrat": "never"} }, fault.InvalidArgument, "metadata", []string{"trivet/restrat is unknown", cloud.RestartPolicy, UserData}},
+		{"a label with a typing error", func(q *CreateRequest) { q.Labels = map[string]string{"trivet/afinity": "db"} }, fault.InvalidArgument, "labels", []string{"trivet/afinity is unknown", cloud.AffinityLabel}},
+		{"a label in the metadata", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.AffinityLabel: "db"} }, fault.InvalidArgument, "metadata", []string{"is the key of a label"}},
+		{"metadata as a label", func(q *CreateRequest) { q.Labels = map[string]string{cloud.HighAvailability: "restart"} }, fault.InvalidArgument, "labels", []string{"is a key of the metadata"}},
+		{"a label of hosts", func(q *CreateRequest) { q.Labels = map[string]string{cloud.HostLabel: "h1"} }, fault.InvalidArgument, "labels", []string{"is unknown"}},
 		{"a NIC on a host without a network", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.ResourceExhausted, "", []string{"h1 has no network: the host has not reported its network"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
