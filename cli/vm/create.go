@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/network"
+	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/volume"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -28,12 +29,12 @@ type createFlags struct {
 	memory                  string
 	disks, volumes          []string
 	networks                []string
-	labels, metadata        []string
 	sshKeys                 []string
 	userData                string
 	kernel, initrd, cmdline string
 	start, noWait           bool
 	machine                 machineFlags
+	policy                  policyFlags
 }
 
 func createCommand(s *session.Session) *cobra.Command {
@@ -63,6 +64,14 @@ or, instead of SUBNET:
 Without --network, the VM has a NIC in the default VPC. With --network none it has no NIC, and so can be placed on a
 host without networks.
 
+With --restart-policy on-failure, the VM is started again if its process dies. With --ha restart, the VM is also started
+on another host if its host is lost, provided that all its disks are volumes that several hosts can use.
+
+With --host, the VM is placed on this host only, and so cannot be moved to another one. The other flags for the choice of
+a host name groups of VMs of the project. A name is your choice, and groups of different flags are different groups. A VM
+is refused if no host satisfies --host, --affinity and --anti-affinity. These flags write metadata and labels whose names
+begin with "trivet/"; "trivet vm update" changes them, except the groups.
+
 With --file, the flags are read from a YAML file, whose keys are the names of the flags and "name". Flags on the command
 line override it; a repeatable flag overrides all its values in the file. Values of --disk, --volume and --network can be
 mappings, and labels and metadata are mappings:
@@ -78,6 +87,8 @@ mappings, and labels and metadata are mappings:
   trivet vm create pet --volume root,boot --volume data --start
   trivet vm create store --image debian --disk 20 --disk size=500,class=fast
   trivet vm create -f vm.yaml --memory 4G --start
+  trivet vm create db --volume db-root,boot --ha restart --ha-priority 80 --anti-affinity db
+  trivet vm create cache --image debian --host host-2 --restart-policy on-failure --start
   trivet vm create installer --disk 40 --cdrom debian-iso --firmware uefi --start
   trivet vm create pc --disk 60 --cdrom windows-iso --os-type windows --secure-boot --tpm --memory 4G
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
@@ -95,20 +106,23 @@ mappings, and labels and metadata are mappings:
 	p.StringArrayVar(&f.disks, "disk", nil, "disk, repeatable: see above")
 	p.StringArrayVar(&f.volumes, "volume", nil, "existing volume, repeatable: see above")
 	p.StringArrayVar(&f.networks, "network", nil, "network interface, repeatable: see above")
-	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable")
-	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&f.policy.labels, "label", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&f.policy.metadata, "metadata", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&f.sshKeys, "ssh-key", nil, "file with public keys for the guest's default user, repeatable")
 	p.StringVar(&f.userData, "user-data", "", "file with a script or cloud-config for cloud-init in the guest, at most 64 KiB")
 	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or ID")
 	p.StringVar(&f.initrd, "initrd", "", "initial RAM disk for --kernel: an image, by name or ID")
 	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
 	f.machine.register(p)
+	f.policy.register(p)
+	f.policy.registerGroups(p)
 	p.BoolVar(&f.start, "start", false, "start the VM, and wait until it runs")
 	p.BoolVar(&f.noWait, "no-wait", false, "return when the VM is recorded, before its disks are complete")
 	session.Exclusive(c, "start", "no-wait")
 	for _, flag := range []string{"image", "kernel", "initrd", "cdrom"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
+	_ = c.RegisterFlagCompletionFunc("host", node.Names(s))       // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
 	run := s.Run(createLimit, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
@@ -121,6 +135,9 @@ mappings, and labels and metadata are mappings:
 			return err
 		}
 		req.OrgId, req.ProjectId = s.Tenant()
+		if err := f.policy.addHost(ctx, s, conn, req); err != nil {
+			return err
+		}
 		made, created := &newVolumes{s: s}, false
 		defer func() {
 			if !created {
@@ -246,11 +263,11 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	if f.kernel == "" && (f.initrd != "" || f.cmdline != "") {
 		return nil, nil, session.Usagef("--initrd and --cmdline need a --kernel")
 	}
-	labels, err := session.Pairs("label", f.labels)
+	labels, err := f.policy.labelPairs()
 	if err != nil {
 		return nil, nil, err
 	}
-	metadata, err := session.Pairs("metadata", f.metadata)
+	metadata, err := f.policy.metadataPairs()
 	if err != nil {
 		return nil, nil, err
 	}
