@@ -155,6 +155,9 @@ mappings, and labels and metadata are mappings:
 			}
 			req.Spec.Network = append(req.Spec.Network, spec)
 		}
+		if f.start && !bootable(req) {
+			s.Note("no disk has an image: the VM has nothing to boot")
+		}
 		client := vmv1.NewVmServiceClient(conn)
 		var vm *vmv1.VirtualMachine
 		goesOn := session.Ongoing{What: req.GetName() + " may still be created", Look: "trivet vm show " + req.GetName()}
@@ -190,6 +193,16 @@ mappings, and labels and metadata are mappings:
 		return run(c, args)
 	}
 	return c
+}
+
+// bootable reports whether a new VM has something to boot: a disk with an image, a volume, a CD-ROM, a rescue image or a
+// kernel.
+func bootable(req *vmv1.CreateVmRequest) bool {
+	metadata := req.GetMetadata()
+	return req.GetSpec().GetBoot().GetKernel() != "" || metadata[cloud.CDROMKey] != "" || metadata[cloud.RescueKey] != "" ||
+		slices.ContainsFunc(req.GetSpec().GetDisks(), func(d *vmv1.DiskSpec) bool {
+			return d.GetSource().GetImageId() != "" || d.GetSource().GetVolumeId() != ""
+		})
 }
 
 // hasReason reports whether err is an error of the API whose ErrorInfo has the given reason.
