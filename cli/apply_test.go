@@ -27,7 +27,8 @@ func TestApplyComparesAllFlags(t *testing.T) {
 		"security-group": {"description rule", ""},
 		"volume":         {"class label metadata size", "image snapshot"},
 		"vm": {"cdrom cmdline cores-per-socket cpu-model cpu-policy disk firmware hugepages image initrd kernel label memory " +
-			"metadata network os-type rtc secure-boot sockets tpm vcpus volume", "no-wait ssh-key start user-data wait"},
+			"metadata network os-type rtc secure-boot sockets tpm vcpus volume " +
+			"affinity affinity-soft anti-affinity anti-affinity-soft ha ha-priority host restart-policy spread spread-group", "no-wait ssh-key start user-data wait"},
 	}
 	s, _ := commands(session.Shell{
 		Env: func(string) string { return "" }, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now,

@@ -42,7 +42,7 @@ func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vm
 		return nil, failed(codes.AlreadyExists, "", "a VM named %s exists", in.GetName())
 	}
 	vm := &vmv1.VirtualMachine{
-		Id: c.nextID(), Name: in.GetName(), OrgId: "default", ProjectId: "default", Spec: in.GetSpec(), NodeId: "host-1",
+		Id: c.nextID(), Name: in.GetName(), OrgId: "default", ProjectId: "default", Spec: in.GetSpec(), NodeId: c.hostOf(in.GetLabels()),
 		State: vmv1.VmState_VM_STATE_CREATING, Status: &vmv1.VmStatus{}, Labels: in.GetLabels(), Metadata: in.GetMetadata(),
 		CreatedAt: now.Add(-90 * time.Minute).UnixMilli(), UpdatedAt: now.UnixMilli(), CreatedBy: "demo", Hypervisor: in.GetHypervisor(),
 	}
@@ -54,6 +54,17 @@ func (c *fakeCloud) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vm
 	c.vms = append(c.vms, vm)
 	c.byKey[key] = vm
 	return vm, nil
+}
+
+// hostOf returns the ID of the host that the node selector in the labels of a VM chooses by name, or else host-1.
+func (c *fakeCloud) hostOf(labels map[string]string) string {
+	selector, _ := cloud.ParseNodeSelector(labels[cloud.NodeSelectorLabel])
+	for _, n := range c.nodes {
+		if n.GetName() == selector[cloud.HostLabel] {
+			return n.GetId()
+		}
+	}
+	return "host-1"
 }
 
 // AttachNic attaches a NIC to a VM in any state.

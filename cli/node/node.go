@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -113,18 +114,28 @@ func Find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error)
 	if session.IsID(nameOrID) {
 		return nameOrID, nil
 	}
+	n, err := FindHost(ctx, conn, nameOrID)
+	return n.GetId(), err
+}
+
+// FindHost returns the host that has a name or an ID. It reads the complete list of hosts.
+func FindHost(ctx context.Context, conn *dial.Conn, nameOrID string) (*vmv1.Node, error) {
 	nodes, err := hosts.All(ctx, conn)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	var matches []session.Match
 	for _, n := range nodes {
 		switch nameOrID {
 		case n.GetId():
-			return n.GetId(), nil
+			return n, nil
 		case n.GetName():
 			matches = append(matches, session.Match{ID: n.GetId(), About: show.Enum("NODE_STATE", n.GetState())})
 		}
 	}
-	return session.One("host", "", nameOrID, matches)
+	id, err := session.One("host", "", nameOrID, matches)
+	if err != nil {
+		return nil, err
+	}
+	return nodes[slices.IndexFunc(nodes, func(n *vmv1.Node) bool { return n.GetId() == id })], nil
 }

@@ -255,6 +255,17 @@ func (x *comparison) pairs(ctx context.Context) error {
 			return err
 		}
 	}
+	host, err := x.f.policy.findHost(ctx, x.conn)
+	if err != nil {
+		return err
+	}
+	if host != nil {
+		selector, err := withHost(x.vm.GetLabels()[cloud.NodeSelectorLabel], host.GetName())
+		if err != nil {
+			return err
+		}
+		labels = cloud.Merge(labels, map[string]string{cloud.NodeSelectorLabel: selector})
+	}
 	x.to.labels = x.plan.Pairs("label", labels, x.vm.GetLabels(), true)
 	x.to.metadata = x.plan.Pairs("metadata", metadata, x.vm.GetMetadata(), false)
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
 	"github.com/trivet-cloud/trivet/cli/network"
+	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/volume"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -28,13 +29,13 @@ type createFlags struct {
 	memory                  string
 	disks, volumes          []string
 	networks                []string
-	labels, metadata        []string
 	sshKeys                 []string
 	userData                string
 	kernel, initrd, cmdline string
 	start                   bool
 	wait                    session.Waiting
 	machine                 machineFlags
+	policy                  policyFlags
 }
 
 func createCommand(s *session.Session) *cobra.Command {
@@ -65,6 +66,14 @@ or, instead of SUBNET:
 Without --network, the VM has a NIC in the default VPC. With --network none it has no NIC, and so can be placed on a
 host without networks.
 
+With --restart-policy on-failure, the VM is started again if its process dies. With --ha restart, the VM is also started
+on another host if its host is lost, provided that all its disks are volumes that several hosts can use.
+
+With --host, the VM is placed on this host only, and so cannot be moved to another one. The other flags for the choice of
+a host name groups of VMs of the project. A name is your choice, and groups of different flags are different groups. A VM
+is refused if no host satisfies --host, --affinity and --anti-affinity. These flags write metadata and labels whose names
+begin with "trivet/"; "trivet vm update" changes them, except the groups.
+
 With --file, the flags are read from a YAML file, whose keys are the names of the flags and "name". Flags on the command
 line override it; a repeatable flag overrides all its values in the file. Values of --disk, --volume and --network can be
 mappings, and labels and metadata are mappings:
@@ -80,6 +89,8 @@ mappings, and labels and metadata are mappings:
   trivet vm create pet --volume root,boot --volume data --start
   trivet vm create store --image debian --disk 20 --disk size=500,class=fast
   trivet vm create -f vm.yaml --memory 4G --start
+  trivet vm create db --volume db-root,boot --ha restart --ha-priority 80 --anti-affinity db
+  trivet vm create cache --image debian --host host-2 --restart-policy on-failure --start
   trivet vm create installer --disk 40 --cdrom debian-iso --firmware uefi --start
   trivet vm create pc --disk 60 --cdrom windows-iso --os-type windows --secure-boot --tpm --memory 4G
   trivet vm create tiny --kernel guest-kernel --initrd guest-initrd --cmdline "console=ttyS0" --memory 192`,
@@ -125,19 +136,22 @@ func (f *createFlags) register(s *session.Session, c *cobra.Command) {
 	p.StringArrayVar(&f.disks, "disk", nil, "disk, repeatable: see above")
 	p.StringArrayVar(&f.volumes, "volume", nil, "existing volume, repeatable: see above")
 	p.StringArrayVar(&f.networks, "network", nil, "network interface, repeatable: see above")
-	p.StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, repeatable")
-	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&f.policy.labels, "label", nil, "KEY=VALUE, repeatable")
+	p.StringArrayVar(&f.policy.metadata, "metadata", nil, "KEY=VALUE, repeatable")
 	p.StringArrayVar(&f.sshKeys, "ssh-key", nil, "file with public keys for the guest's default user, repeatable")
 	p.StringVar(&f.userData, "user-data", "", "file with a script or cloud-config for cloud-init in the guest, at most 64 KiB")
 	p.StringVar(&f.kernel, "kernel", "", "boot this kernel directly: an image, by name or ID")
 	p.StringVar(&f.initrd, "initrd", "", "initial RAM disk for --kernel: an image, by name or ID")
 	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
 	f.machine.register(p)
+	f.policy.register(p)
+	f.policy.registerGroups(p)
 	p.BoolVar(&f.start, "start", false, "start the VM")
 	f.wait.Add(c, true)
 	for _, flag := range []string{"image", "kernel", "initrd", "cdrom"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
+	_ = c.RegisterFlagCompletionFunc("host", node.Names(s))       // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
 	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
 }
@@ -153,6 +167,9 @@ func (f *createFlags) create(ctx context.Context, s *session.Session, conn *dial
 		return nil, err
 	}
 	req.OrgId, req.ProjectId = s.Tenant()
+	if err := f.policy.addHost(ctx, s, conn, req); err != nil {
+		return nil, err
+	}
 	made, created := &newVolumes{s: s}, false
 	defer func() {
 		if !created {
@@ -170,6 +187,9 @@ func (f *createFlags) create(ctx context.Context, s *session.Session, conn *dial
 		}
 		req.Spec.Network = append(req.Spec.Network, spec)
 	}
+	if f.start && !bootable(req) {
+		s.Note("no disk has an image: the VM has nothing to boot")
+	}
 	client := vmv1.NewVmServiceClient(conn)
 	var vm *vmv1.VirtualMachine
 	goesOn := session.Ongoing{What: req.GetName() + " may still be created", Look: "trivet vm show " + req.GetName()}
@@ -185,6 +205,16 @@ func (f *createFlags) create(ctx context.Context, s *session.Session, conn *dial
 	created = true
 	t := &target{client: client, org: req.GetOrgId(), project: req.GetProjectId(), id: vm.GetId()}
 	return f.settle(ctx, s, conn, t, vm)
+}
+
+// bootable reports whether a new VM has something to boot: a disk with an image, a volume, a CD-ROM, a rescue image or a
+// kernel.
+func bootable(req *vmv1.CreateVmRequest) bool {
+	metadata := req.GetMetadata()
+	return req.GetSpec().GetBoot().GetKernel() != "" || metadata[cloud.CDROMKey] != "" || metadata[cloud.RescueKey] != "" ||
+		slices.ContainsFunc(req.GetSpec().GetDisks(), func(d *vmv1.DiskSpec) bool {
+			return d.GetSource().GetImageId() != "" || d.GetSource().GetVolumeId() != ""
+		})
 }
 
 // hasReason reports whether err is an error of the API whose ErrorInfo has the given reason.
@@ -265,10 +295,10 @@ func (f *createFlags) checkSize() (memoryMiB uint64, err error) {
 
 // pairs returns the labels and the metadata of the flags, without the keys and the user data for the guest.
 func (f *createFlags) pairs() (labels, metadata map[string]string, err error) {
-	if labels, err = session.Pairs("label", f.labels); err != nil {
+	if labels, err = f.policy.labelPairs(); err != nil {
 		return nil, nil, err
 	}
-	if metadata, err = session.Pairs("metadata", f.metadata); err != nil {
+	if metadata, err = f.policy.metadataPairs(); err != nil {
 		return nil, nil, err
 	}
 	metadata, err = f.machine.addTo(metadata)

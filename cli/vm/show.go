@@ -123,13 +123,15 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 	if b := spec.GetBoot(); b.GetKernel() != "" {
 		fields = append(fields, [2]string{"Kernel", b.GetKernel()}, [2]string{"Initrd", b.GetInitrd()}, [2]string{"Command line", b.GetCmdline()})
 	}
+	policy, described := policyFields(vm)
+	fields = append(fields, policy...)
 	fields = append(fields, [2]string{"Created", at(now, vm.GetCreatedAt()) + " by " + vm.GetCreatedBy()}, [2]string{"Changed", at(now, vm.GetUpdatedAt())})
 	for _, m := range []struct {
 		name  string
 		pairs map[string]string
 	}{{"Label ", vm.GetLabels()}, {"Metadata ", vm.GetMetadata()}} {
 		for _, k := range slices.Sorted(maps.Keys(m.pairs)) {
-			if k == cloud.PendingResize {
+			if k == cloud.PendingResize || slices.Contains(described, k) {
 				continue
 			}
 			fields = append(fields, [2]string{m.name + k, shorten(m.pairs[k])})

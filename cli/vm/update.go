@@ -2,11 +2,13 @@ package vm
 
 import (
 	"context"
+	"maps"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -20,6 +22,9 @@ type change struct {
 	// changes.
 	sockets, cores uint32
 	memoryMiB      uint64
+	// If setHost is true, the VM is to be placed on host only, or, if host is nil, on any host.
+	setHost bool
+	host    *vmv1.Node
 }
 
 // size holds the flags for processors and memory.
@@ -51,27 +56,38 @@ func (x *size) addTo(c *cobra.Command, to *change) error {
 }
 
 func updateCommand(s *session.Session) *cobra.Command {
-	var labels, metadata []string
+	var f policyFlags
 	var x size
 	c := vmArgCommand(s, "update VM", "Change the labels, the metadata, the processors and the memory of a VM")
 	c.Long = `Change a VM, in any state. Labels and metadata that are not given stay. An empty value removes a pair. "trivet vm label"
-changes labels, too. ` + sizeHelp
+changes labels, too. ` + sizeHelp + `
+
+--host chooses the host for the next time that the VM is placed; the VM stays where it is until then. --host "" removes
+the choice. The groups of a VM, such as --affinity, are fixed when it is created.`
 	c.Example = `  trivet vm update web --metadata trivet/guest-exec=allowed
+  trivet vm update web --restart-policy on-failure --ha restart --ha-priority 80
+  trivet vm update web --host host-2
   trivet vm update web --label env=prod --label old=
   trivet vm update web --vcpus 4 --memory 8G`
-	c.Flags().StringArrayVar(&labels, "label", nil, "KEY=VALUE, or KEY= to remove the label, repeatable")
-	c.Flags().StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
+	c.Flags().StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, or KEY= to remove the label, repeatable")
+	c.Flags().StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
 	x.add(c)
-	session.RequireOne(c, "label", "metadata", "vcpus", "memory")
+	f.register(c.Flags())
+	_ = c.RegisterFlagCompletionFunc("host", node.Names(s)) // its only error is for an unknown flag
+	session.RequireOne(c, "label", "metadata", "vcpus", "memory", "restart-policy", "ha", "ha-priority", "host")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		var to change
-		if to.labels, err = session.Pairs("label", labels); err != nil {
+		if to.labels, err = f.labelPairs(); err != nil {
 			return err
 		}
-		if to.metadata, err = session.Pairs("metadata", metadata); err != nil {
+		if to.metadata, err = f.metadataPairs(); err != nil {
 			return err
 		}
 		if err := x.addTo(c, &to); err != nil {
+			return err
+		}
+		to.setHost = c.Flags().Changed("host")
+		if to.host, err = f.findHost(ctx, conn); err != nil {
 			return err
 		}
 		return to.apply(ctx, s, conn, args[0])
@@ -95,18 +111,34 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 	if pending := vm.GetMetadata()[cloud.PendingResize]; x.resizes() && pending != "" {
 		s.Note("%s has %s at its next start or reboot", vm.GetName(), pending)
 	}
+	if x.host != nil && vm.GetNodeId() != "" && vm.GetNodeId() != x.host.GetId() {
+		s.Note("%s stays on its host until it is placed again, for example by `trivet vm migrate`", vm.GetName())
+	}
 	return nil
 }
 
 // update changes the VM, and returns it.
 func (x *change) update(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
 	req := &vmv1.UpdateVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Labels: x.labels, Metadata: x.metadata}
-	if x.resizes() {
+	if x.resizes() || x.setHost {
 		vm, err := t.read(ctx)
 		if err != nil {
 			return nil, err
 		}
-		req.Spec = x.spec(vm.GetSpec())
+		if x.resizes() {
+			req.Spec = x.spec(vm.GetSpec())
+		}
+		if x.setHost {
+			selector, err := withHost(vm.GetLabels()[cloud.NodeSelectorLabel], x.host.GetName())
+			if err != nil {
+				return nil, err
+			}
+			req.Labels = maps.Clone(x.labels)
+			if req.Labels == nil {
+				req.Labels = map[string]string{}
+			}
+			req.Labels[cloud.NodeSelectorLabel] = selector
+		}
 	}
 	return t.client.UpdateVm(ctx, req)
 }

@@ -125,12 +125,15 @@ func TestHeartbeat(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeReady), n.GetState())
 	require.EqualValues(t, 16, w.node(a.id).Allocatable.VCPUs)
+	require.Equal(t, map[string]string{"trivet/accel": "kvm", "rack": "1", cloud.HostLabel: "rack-1"}, w.node(a.id).Labels)
 	at := w.records.Revision()
 	for range 3 {
 		_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 		require.NoError(t, err)
 	}
-	require.Equal(t, at, w.records.Revision(), "an unchanged heartbeat must not change the record")
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels[cloud.HostLabel] = "another" }))
+	require.NoError(t, err)
+	require.Equal(t, at, w.records.Revision(), "neither an unchanged heartbeat nor another name in the label must change the record")
 	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonRequest{a.id, true})
 	require.NoError(t, err)
 	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
@@ -446,7 +449,7 @@ func TestListNodes(t *testing.T) {
 		for _, n := range []*vmv1.Node{n, list.GetNodes()[0]} {
 			want := &vmv1.Node{
 				Id: string(a.id), Name: "rack-1", State: vmv1.NodeState(cloud.NodeReady), Hypervisors: n.GetHypervisors(),
-				Labels: map[string]string{"trivet/accel": "kvm"}, Capacity: &vmv1.NodeCapacity{}, Allocatable: &vmv1.NodeCapacity{}, Allocated: &vmv1.NodeCapacity{},
+				Labels: map[string]string{"trivet/accel": "kvm", cloud.HostLabel: "rack-1"}, Capacity: &vmv1.NodeCapacity{}, Allocatable: &vmv1.NodeCapacity{}, Allocated: &vmv1.NodeCapacity{},
 			}
 			require.Equal(t, want.String(), n.String(), "a tenant must see only the host's name, ID and state")
 		}

@@ -18,6 +18,8 @@ import (
 // renews the host's lease. Therefore heartbeat returns success only after a quorum has confirmed that this member still
 // leads in the same term. A changed description is written to the record at most once per minUpdateInterval. If it
 // changes again within that time, the first heartbeat after that time writes the change.
+//
+// heartbeat adds cloud.HostLabel to the labels, and replaces a value that the agent has sent for it.
 func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -26,6 +28,7 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 	if err := checkHeartbeat(&reported); err != nil {
 		return cloud.Node{}, err
 	}
+	reported.Labels = cloud.Merge(reported.Labels, map[string]string{cloud.HostLabel: reported.Name})
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()
 	known, ok := s.nodes[reported.ID]

@@ -117,7 +117,7 @@ func (s *snapshot) vm(vm *cloud.VM) (schedule.SnapshotVM, error) {
 		},
 	}
 	var err error
-	if out.Request.Selector, err = selector(vm.Labels); err != nil {
+	if out.Request.Selector, err = cloud.ParseNodeSelector(vm.Labels[cloud.NodeSelectorLabel]); err != nil {
 		return out, err
 	}
 	for _, id := range vm.Spec.Images() {
@@ -230,7 +230,8 @@ func vmGroups(vm *cloud.VM) schedule.VMGroups {
 		return string(vm.Project) + "/" + keys[label]
 	}
 	return schedule.VMGroups{
-		Affinity: key(Affinity), AntiAffinity: key(AntiAffinity), AffinitySoft: key(AffinitySoft), AntiAffinitySoft: key(AntiAffinitySoft),
-		Spread: key(Spread), SpreadLabel: vm.Labels[Spread],
+		Affinity: key(cloud.AffinityLabel), AntiAffinity: key(cloud.AntiAffinityLabel),
+		AffinitySoft: key(cloud.AffinitySoftLabel), AntiAffinitySoft: key(cloud.AntiAffinitySoftLabel),
+		Spread: key(cloud.SpreadLabel), SpreadLabel: vm.Labels[cloud.SpreadLabel],
 	}
 }

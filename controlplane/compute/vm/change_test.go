@@ -237,9 +237,15 @@ func TestUpdateTable(t *testing.T) {
 		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"a larger disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 6}}}, fault.InvalidArgument, "spec.disks", nil},
 		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
-		{"another anti-affinity group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
-		{"no anti-affinity group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
-		{"an invalid selector", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
+		{"another anti-affinity group", anywhere, Change{Labels: map[string]string{cloud.AntiAffinityLabel: "db"}}, fault.InvalidArgument, "fixed when", nil},
+		{"no anti-affinity group, as before", anywhere, Change{Labels: map[string]string{cloud.AntiAffinityLabel: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
+		{"an invalid selector", anywhere, Change{Labels: map[string]string{cloud.NodeSelectorLabel: "ssd"}}, fault.InvalidArgument, "k=v", nil},
+		{"a metadata key with a typing error", anywhere, Change{Metadata: map[string]string{"trivet/restrat": "never"}}, fault.InvalidArgument, "trivet/restrat is unknown", nil},
+		{"a label with a typing error", anywhere, Change{Labels: map[string]string{"trivet/node-selecter": "a=b"}}, fault.InvalidArgument, "trivet/node-selecter is unknown", nil},
+		{"keys of users", anywhere, Change{Labels: map[string]string{"example.org/trivet/x": "1"}, Metadata: map[string]string{"trivet": "1"}}, 0, "", func(_, now *cloud.VM) {
+			require.Equal(t, "1", now.Labels["example.org/trivet/x"])
+			require.Equal(t, "1", now.Metadata["trivet"])
+		}},
 		{"too many labels", anywhere, Change{Labels: many}, fault.InvalidArgument, "labels", nil},
 		{"an invalid restart policy", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
 	} {
@@ -263,6 +269,35 @@ func TestUpdateTable(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUpdateOfUnknownKeys changes and removes unknown keys that begin with trivet/, which the VM has from another version.
+// The VM can also be changed otherwise.
+func TestUpdateOfUnknownKeys(t *testing.T) {
+	w := newWorld(t)
+	w.AddHost("h1", plenty())
+	vm := w.create("web")
+	w.update(func(tx *store.Tx) {
+		stored := *vm
+		stored.Metadata, stored.Labels = map[string]string{"trivet/old": "1"}, map[string]string{"trivet/older": "1"}
+		VMs.Put(tx, &stored, string(stored.Project), string(stored.ID))
+	})
+	for _, c := range []struct{ change, metadata, labels map[string]string }{
+		{map[string]string{"trivet/old": "2"}, map[string]string{"trivet/old": "2"}, map[string]string{"trivet/older": "1"}},
+		{map[string]string{"note": "x"}, map[string]string{"trivet/old": "2", "note": "x"}, map[string]string{"trivet/older": "1"}},
+		{map[string]string{"trivet/old": ""}, map[string]string{"note": "x"}, map[string]string{"trivet/older": "1"}},
+		{map[string]string{"trivet/old": ""}, map[string]string{"note": "x"}, map[string]string{"trivet/older": "1"}},
+	} {
+		out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Metadata: c.change})
+		require.NoError(t, err)
+		require.Equal(t, c.metadata, out.Metadata)
+		require.Equal(t, c.labels, out.Labels)
+	}
+	_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Metadata: map[string]string{"trivet/old": "3"}})
+	require.True(t, fault.Is(err, fault.InvalidArgument), "a removed key is unknown: %v", err)
+	out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Labels: map[string]string{"trivet/older": ""}})
+	require.NoError(t, err)
+	require.Empty(t, out.Labels)
 }
 
 // TestUpdateKeepsCurrentImages checks that a VM whose org can no longer see its image can still be updated, and that

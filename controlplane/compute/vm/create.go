@@ -72,6 +72,9 @@ func (w *CreateRequest) check() error {
 	if err := cloud.CheckPairs("labels", w.Labels); err != nil {
 		return err
 	}
+	if err := checkKeys(w.Metadata, w.Labels, nil); err != nil {
+		return err
+	}
 	if err := checkPolicy(w.Metadata); err != nil {
 		return err
 	}

@@ -99,10 +99,15 @@ func TestCreateRefuses(t *testing.T) {
 		{"an architecture that no host has", from(arm, 1), fault.ResourceExhausted, "", []string{"h1 is of another architecture"}},
 		{"a CPU model that no host has", func(q *CreateRequest) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
 		{"more than any host has", func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
-		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
-		{"a selector that matches no host", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
+		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{cloud.NodeSelectorLabel: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
+		{"a selector that matches no host", func(q *CreateRequest) { q.Labels = map[string]string{cloud.NodeSelectorLabel: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
 		{"an invalid rule for tokens", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.MetadataTokens: "no"} }, fault.InvalidArgument, "metadata", []string{"required or optional"}},
 		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
+		{"a metadata key with a typing error", func(q *CreateRequest) { q.Metadata = map[string]string{"trivet/restrat": "never"} }, fault.InvalidArgument, "metadata", []string{"trivet/restrat is unknown", cloud.RestartPolicy, UserData}},
+		{"a label with a typing error", func(q *CreateRequest) { q.Labels = map[string]string{"trivet/afinity": "db"} }, fault.InvalidArgument, "labels", []string{"trivet/afinity is unknown", cloud.AffinityLabel}},
+		{"a label in the metadata", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.AffinityLabel: "db"} }, fault.InvalidArgument, "metadata", []string{"is the key of a label"}},
+		{"metadata as a label", func(q *CreateRequest) { q.Labels = map[string]string{cloud.HighAvailability: "restart"} }, fault.InvalidArgument, "labels", []string{"is a key of the metadata"}},
+		{"a label of hosts", func(q *CreateRequest) { q.Labels = map[string]string{cloud.HostLabel: "h1"} }, fault.InvalidArgument, "labels", []string{"is unknown"}},
 		{"a NIC on a host without a network", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.ResourceExhausted, "", []string{"h1 has no network: the host has not reported its network"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -248,7 +253,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 	w.AddHost("h1", plenty())
 	ssd := w.AddHost("h2", plenty(), func(n *cloud.Node) { n.Labels = map[string]string{"disk": "ssd", "zone": "a"} })
 	in := func(group string) func(*CreateRequest) {
-		return func(q *CreateRequest) { q.Labels = map[string]string{AntiAffinity: group} }
+		return func(q *CreateRequest) { q.Labels = map[string]string{cloud.AntiAffinityLabel: group} }
 	}
 	a, b := w.create("a", in("db / α")), w.create("b", in("db / α"))
 	require.NotEqual(t, a.Node, b.Node)
@@ -260,7 +265,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 	w.deleteIfPresent(a.ID)
 	require.Equal(t, a.Node, w.create("c", in("db / α")).Node)
 	for i := range 5 {
-		vm := w.create(fmt.Sprint("fast-", i), func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
+		vm := w.create(fmt.Sprint("fast-", i), func(q *CreateRequest) { q.Labels = map[string]string{cloud.NodeSelectorLabel: "disk=ssd,zone=a"} })
 		require.Equal(t, ssd, vm.Node)
 	}
 }

@@ -460,7 +460,7 @@ func TestDrainPassesWaitingVMs(t *testing.T) {
 	labels := func(all map[string]string) func(*cloud.Node) { return func(n *cloud.Node) { n.Labels = all } }
 	on := func(selector string) func(*CreateRequest) {
 		return func(q *CreateRequest) {
-			q.Labels, q.Metadata = map[string]string{NodeSelector: selector}, map[string]string{cloud.HAPriority: "99"}
+			q.Labels, q.Metadata = map[string]string{cloud.NodeSelectorLabel: selector}, map[string]string{cloud.HAPriority: "99"}
 		}
 	}
 	h1 := w.migrationHost("h1", labels(map[string]string{"zone": "a"}))

@@ -65,7 +65,7 @@ func TestFilter(t *testing.T) {
 		`labels.tier > 1`:                     true,
 		`created_at > "2026-01-01"`:           true,
 		`updated_at < "2026-01-01T00:00:00Z"`: false,
-		`started_at = "1970-01-01T00:00:00Z"`: true,
+		`started_at = "1970-01-01T00:00:00Z"`: false, `started_at != "1970-01-01T00:00:00Z"`: true,
 	} {
 		m, err := parseFilter(text)
 		require.NoError(t, err, text)

@@ -1,7 +1,7 @@
 package vm
 
 import (
-	"strings"
+	"slices"
 
 	"github.com/google/uuid"
 
@@ -11,48 +11,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Keys of VM labels that control where the VM is placed. The value of a group label is the name of a group of VMs of
-// the project. The groups of different labels are different groups, also if they have the same name.
-const (
-	// Affinity: all VMs of a group are placed on the host of the group's first VM.
-	Affinity = "trivet/affinity"
-	// AffinitySoft: hosts with a VM of the group are preferred. If these have no room, the VM is placed on another host.
-	AffinitySoft = "trivet/affinity-soft"
-	// AntiAffinity: no two VMs of a group are placed on the same host.
-	AntiAffinity = "trivet/anti-affinity"
-	// AntiAffinitySoft: hosts with fewer VMs of the group are preferred.
-	AntiAffinitySoft = "trivet/anti-affinity-soft"
-	// Spread names a label of hosts, such as rack. The VM is placed on a host whose value of this label has the fewest VMs
-	// of the VM's spread group. Hosts without the label are the last choice.
-	Spread = "trivet/spread"
-	// SpreadGroup is the VM's spread group. VMs without this label are one group. Only VMs with the same value of Spread
-	// belong to a group.
-	SpreadGroup = "trivet/spread-group"
-	// NodeSelector lists the labels that the host must have, as comma-separated k=v pairs.
-	NodeSelector = "trivet/node-selector"
-)
-
 // fixedLabels cannot be changed after a VM is created, because they decide which group records the VM has.
-var fixedLabels = []string{Affinity, AffinitySoft, AntiAffinity, AntiAffinitySoft, Spread, SpreadGroup}
+var fixedLabels = append(slices.Clone(affinityLabels), cloud.SpreadLabel, cloud.SpreadGroupLabel)
+
+// affinityLabels are the labels whose values are names of groups.
+var affinityLabels = []string{
+	cloud.AffinityLabel, cloud.AffinitySoftLabel, cloud.AntiAffinityLabel, cloud.AntiAffinitySoftLabel,
+}
 
 // groupsOf returns the keys of the groups of a VM with these labels. The map key is the label that names the group, and
-// Spread for the spread group.
+// cloud.SpreadLabel for the spread group.
 func groupsOf(labels map[string]string) map[string]string {
 	out := map[string]string{}
-	for _, label := range []string{Affinity, AffinitySoft, AntiAffinity, AntiAffinitySoft} {
+	for _, label := range affinityLabels {
 		if name := labels[label]; name != "" {
 			out[label] = groupKey(label, name)
 		}
 	}
-	if label := labels[Spread]; label != "" {
-		out[Spread] = groupKey(Spread, label+"\x00"+labels[SpreadGroup])
+	if label := labels[cloud.SpreadLabel]; label != "" {
+		out[cloud.SpreadLabel] = groupKey(cloud.SpreadLabel, label+"\x00"+labels[cloud.SpreadGroupLabel])
 	}
 	return out
 }
 
 // groupKey converts a group label and the name of a group, which is any label value, to a valid part of a record's key.
 func groupKey(label, name string) string {
-	if label != AntiAffinity { // The keys of these groups are older than the other labels, and do not contain the label.
+	if label != cloud.AntiAffinityLabel { // The keys of these groups are older than the other labels, and do not contain the label.
 		name = label + "\x00" + name
 	}
 	return uuid.NewSHA1(uuid.Nil, []byte(name)).String()
@@ -78,7 +62,7 @@ const targetSuffix = "-other"
 // setOtherHost records the host other in the VM's anti-affinity group, so that no VM of the group is placed on the
 // other host of the VM's migration. If other is empty, setOtherHost removes this record.
 func setOtherHost(tx *store.Tx, vm *cloud.VM, other cloud.NodeID) {
-	key := groupsOf(vm.Labels)[AntiAffinity]
+	key := groupsOf(vm.Labels)[cloud.AntiAffinityLabel]
 	switch {
 	case key == "":
 	case other == "":
@@ -103,49 +87,32 @@ func groupMembers(r store.Reader, vm *cloud.VM) (out schedule.Groups, err error)
 				members[*m.Value]++
 			}
 		}
-		setMembers(&out, label, vm.Labels[Spread], members)
+		setMembers(&out, label, vm.Labels[cloud.SpreadLabel], members)
 	}
 	return out, nil
 }
 
-// setMembers sets that field of g that belongs to a label. spread is the VM's value of the label Spread.
+// setMembers sets that field of g that belongs to a label. spread is the VM's value of the label cloud.SpreadLabel.
 func setMembers(g *schedule.Groups, label, spread string, members map[cloud.NodeID]int) {
 	switch label {
-	case Affinity:
+	case cloud.AffinityLabel:
 		g.Affinity = members
-	case AffinitySoft:
+	case cloud.AffinitySoftLabel:
 		g.AffinitySoft = members
-	case AntiAffinity:
+	case cloud.AntiAffinityLabel:
 		g.AntiAffinity = members
-	case AntiAffinitySoft:
+	case cloud.AntiAffinitySoftLabel:
 		g.AntiAffinitySoft = members
-	case Spread:
+	case cloud.SpreadLabel:
 		g.SpreadLabel, g.Spread = spread, members
 	}
 }
 
 // checkPlacementLabels returns InvalidArgument if a label that controls placement has an invalid value.
 func checkPlacementLabels(labels map[string]string) error {
-	if labels[SpreadGroup] != "" && labels[Spread] == "" {
-		return fault.Invalid("labels", "%s has no effect without %s", SpreadGroup, Spread)
+	if labels[cloud.SpreadGroupLabel] != "" && labels[cloud.SpreadLabel] == "" {
+		return fault.Invalid("labels", "%s has no effect without %s", cloud.SpreadGroupLabel, cloud.SpreadLabel)
 	}
-	_, err := selector(labels)
+	_, err := cloud.ParseNodeSelector(labels[cloud.NodeSelectorLabel])
 	return err
-}
-
-// selector parses the label NodeSelector.
-func selector(labels map[string]string) (map[string]string, error) {
-	text := labels[NodeSelector]
-	if text == "" {
-		return nil, nil
-	}
-	out := map[string]string{}
-	for _, pair := range strings.Split(text, ",") {
-		k, v, ok := strings.Cut(pair, "=")
-		if !ok || k == "" {
-			return nil, fault.Invalid("labels", "%s must be k=v, comma-separated", NodeSelector)
-		}
-		out[k] = v
-	}
-	return out, nil
 }

@@ -102,7 +102,7 @@ func placementRequest(r store.Reader, vm *cloud.VM, images map[cloud.ImageID]*im
 		VM: vm.ID, Need: vm.Reserved(), CPUModel: vm.CPUModel(), Features: vm.Features(), On: volumes.Node, Skip: map[cloud.NodeID]string{},
 	}
 	var err error
-	if out.Selector, err = selector(vm.Labels); err != nil {
+	if out.Selector, err = cloud.ParseNodeSelector(vm.Labels[cloud.NodeSelectorLabel]); err != nil {
 		return nil, err
 	}
 	for _, i := range images {

@@ -84,6 +84,9 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	if err := refuseSeed(c.Metadata); err != nil {
 		return false, err
 	}
+	if err := checkKeys(c.Metadata, c.Labels, vm); err != nil {
+		return false, err
+	}
 	change := c.Metadata
 	if shown := vm.PendingResize(); shown != "" && change[cloud.PendingResize] == shown {
 		change = cloud.Merge(change, map[string]string{cloud.PendingResize: ""}) // the caller repeats what it has read

@@ -424,11 +424,13 @@ type VirtualMachine struct {
 	// runs programs in the guest. "trivet/ha" is "none" (default), or "restart": if the host is lost, the VM starts on another
 	// host, provided that all its disks are volumes that other hosts can use; in return the host powers the VM off when
 	// it has lost the control plane for 30 s. "trivet/ha-priority" is 0 to 100 (default 50): of the VMs that wait for
-	// another host, the highest are placed first.
+	// another host, the highest are placed first. Of other keys that
+	// begin with "trivet/", those of docs/machines.md can be set; unknown ones are refused, unless the VM has them.
 	Metadata map[string]string `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Limits as for metadata. "trivet/node-selector" (k=v, comma-separated) restricts placement to hosts with these
-	// labels; "trivet/anti-affinity" names a group of which no two VMs share a host, and cannot be changed after
-	// creation.
+	// labels: "trivet/host=NAME" chooses the host with this name. "trivet/anti-affinity" names a group of which no two VMs
+	// share a host, and cannot be changed after creation. Other keys that begin with "trivet/" and that docs/placement.md
+	// does not have are refused, unless the VM has them.
 	Labels        map[string]string `protobuf:"bytes,14,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

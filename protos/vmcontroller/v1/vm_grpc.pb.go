@@ -66,6 +66,7 @@ type VmServiceClient interface {
 	// name), or with the same idempotency key the first response, even if the VM was deleted since.
 	//
 	// NOT_FOUND: an image. FAILED_PRECONDITION: an image that is not AVAILABLE, or part of the spec is not served.
+	// INVALID_ARGUMENT: also an unknown key of the metadata or labels that begins with "trivet/".
 	// RESOURCE_EXHAUSTED: no host fits (NO_HOST_FITS, with the reason of each host in the details), quota
 	// (QUOTA_EXCEEDED), or, where VMs cost credit, the wallet cannot pay for an hour (INSUFFICIENT_CREDIT, NO_WALLET,
 	// CREDIT_OWED, WALLET_SUSPENDED, WALLET_CLOSED).
@@ -87,7 +88,8 @@ type VmServiceClient interface {
 	//
 	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, or part of the spec is not served.
 	// RESOURCE_EXHAUSTED: the host has no room (NO_HOST_FITS), or quota (QUOTA_EXCEEDED). INVALID_ARGUMENT: other disks
-	// or NICs, another "trivet/anti-affinity", or "trivet/pending-resize".
+	// or NICs, another "trivet/anti-affinity", "trivet/pending-resize", or a new key of the metadata or labels that begins
+	// with "trivet/" and is unknown.
 	UpdateVm(ctx context.Context, in *UpdateVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// DeleteVm removes the record of a VM; its name, quota and images are free when the call returns. The host destroys
 	// the disks later; storage, and unless the VM was off processors and memory, stay allocated on the host until it has
@@ -408,6 +410,7 @@ type VmServiceServer interface {
 	// name), or with the same idempotency key the first response, even if the VM was deleted since.
 	//
 	// NOT_FOUND: an image. FAILED_PRECONDITION: an image that is not AVAILABLE, or part of the spec is not served.
+	// INVALID_ARGUMENT: also an unknown key of the metadata or labels that begins with "trivet/".
 	// RESOURCE_EXHAUSTED: no host fits (NO_HOST_FITS, with the reason of each host in the details), quota
 	// (QUOTA_EXCEEDED), or, where VMs cost credit, the wallet cannot pay for an hour (INSUFFICIENT_CREDIT, NO_WALLET,
 	// CREDIT_OWED, WALLET_SUSPENDED, WALLET_CLOSED).
@@ -429,7 +432,8 @@ type VmServiceServer interface {
 	//
 	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, or part of the spec is not served.
 	// RESOURCE_EXHAUSTED: the host has no room (NO_HOST_FITS), or quota (QUOTA_EXCEEDED). INVALID_ARGUMENT: other disks
-	// or NICs, another "trivet/anti-affinity", or "trivet/pending-resize".
+	// or NICs, another "trivet/anti-affinity", "trivet/pending-resize", or a new key of the metadata or labels that begins
+	// with "trivet/" and is unknown.
 	UpdateVm(context.Context, *UpdateVmRequest) (*VirtualMachine, error)
 	// DeleteVm removes the record of a VM; its name, quota and images are free when the call returns. The host destroys
 	// the disks later; storage, and unless the VM was off processors and memory, stay allocated on the host until it has

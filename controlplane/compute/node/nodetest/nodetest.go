@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -163,14 +164,15 @@ func (w *World) Heartbeat(id cloud.NodeID) {
 	w.AwaitFleet()
 }
 
-// AwaitFleet waits until Fleet shows all hosts with the allocated capacity, the cordon and the drain of their records.
+// AwaitFleet waits until Fleet shows all hosts with the allocated capacity, the cordon, the drain and the labels of their
+// records.
 func (w *World) AwaitFleet() {
 	w.T.Helper()
 	require.Eventually(w.T, func() bool {
 		fleet := w.Nodes.Fleet()
 		for _, c := range fleet {
 			if n := w.Node(c.Node.ID); n.Allocated != c.Node.Allocated || n.Cordoned != c.Node.Cordoned || n.Draining() != c.Node.Draining() ||
-				n.InMaintenance() != c.Node.InMaintenance() {
+				n.InMaintenance() != c.Node.InMaintenance() || !maps.Equal(n.Labels, c.Node.Labels) {
 				return false
 			}
 		}
