@@ -85,19 +85,39 @@ func (s *Session) Tenant() (org, project string) {
 // Named returns the org and project that the flags or the environment name. It ignores the saved login. Commands that
 // list objects use the result as filters.
 func (s *Session) Named() (org, project string) {
+	org, project, _ = s.parseNamed()
+	return org, project
+}
+
+// parseNamed is like Named. A project can be given with its org, as ORG/PROJECT, which is how tables print it. The
+// result is a *Usage error if --org or TRIVET_ORG names another org. An org in --project overrides TRIVET_ORG.
+func (s *Session) parseNamed() (org, project string, err error) {
+	orgSource, projectSource := "--org", "--project"
 	if org = s.flags.org; org == "" {
-		org = s.env("TRIVET_ORG")
+		org, orgSource = s.env("TRIVET_ORG"), "TRIVET_ORG"
 	}
 	if project = s.flags.project; project == "" {
-		project = s.env("TRIVET_PROJECT")
+		project, projectSource = s.env("TRIVET_PROJECT"), "TRIVET_PROJECT"
 	}
-	return org, project
+	of, name, ok := strings.Cut(project, "/")
+	switch {
+	case !ok:
+		return org, project, nil
+	case of == "" || name == "" || strings.Contains(name, "/"):
+		return org, project, Usagef("%s %q: want PROJECT or ORG/PROJECT", projectSource, project)
+	case org != "" && org != of && (orgSource == "--org" || projectSource == "TRIVET_PROJECT"):
+		return of, name, Usagef("%s %s contradicts %s %s", orgSource, org, projectSource, project)
+	}
+	return of, name, nil
 }
 
 // checkNamed returns a *Usage error if the named org or project contains characters other than printable ASCII, which
 // gRPC metadata cannot contain.
 func (s *Session) checkNamed() error {
-	org, project := s.Named()
+	org, project, err := s.parseNamed()
+	if err != nil {
+		return err
+	}
 	for _, named := range []struct{ flag, id string }{{"org", org}, {"project", project}} {
 		if strings.ContainsFunc(named.id, func(r rune) bool { return r < ' ' || r > '~' }) {
 			return Usagef("--%s %q: want 1 to 63 of A-Z a-z 0-9 . _ @ -", named.flag, named.id)

@@ -113,6 +113,9 @@ func (s *Session) Local(body func(ctx context.Context, args []string) error) fun
 	return func(cmd *cobra.Command, args []string) error {
 		s.began = true
 		s.describe(cmd)
+		if err := s.checkNamed(); err != nil {
+			return err
+		}
 		return body(cmd.Context(), args)
 	}
 }
