@@ -157,7 +157,7 @@ func (f *fakeIdentity) VerifyToken(_ context.Context, in *identityv1.VerifyToken
 	defer f.mu.Unlock()
 	switch token := in.GetToken(); {
 	case tokens[token] == "":
-		return &identityv1.VerifyTokenResponse{Reason: "it is not one of ours"}, nil
+		return &identityv1.VerifyTokenResponse{Reason: "the token is not valid"}, nil
 	case f.ended[token] != "":
 		return &identityv1.VerifyTokenResponse{Reason: "it is revoked"}, nil
 	default:

@@ -12,6 +12,7 @@ package explain
 import (
 	"context"
 	"errors"
+	"regexp"
 	"strings"
 	"time"
 
@@ -219,6 +220,9 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 	if info.GetReason() != "" {
 		r.Reason = info.GetReason()
 	}
+	if rest, ok := strings.CutPrefix(r.Message, "source_url: "); ok {
+		r.Message = argument("source_url", f) + ": " + rest
+	}
 	switch s.Code() {
 	case codes.Unauthenticated:
 		if f.Source == "" && !f.LoggingIn {
@@ -226,12 +230,15 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		}
 		r.Hint = unauthenticated(f, info)
 	case codes.PermissionDenied:
-		r.Message, r.Hint = flagNames(r.Message, "", f), denied(r.Reason)
+		r.Message, r.Hint = withCommand(flagNames(r.Message, "", f), f), denied(r.Reason)
 	case codes.InvalidArgument, codes.OutOfRange:
 		r.Message, r.Hint = flagNames(r.Message, field, f), fieldHint(field)
 	case codes.ResourceExhausted:
 		if r.Reason == "NO_HOST_FITS" {
 			r.Details = append(r.Details, refusals(r.Message, info)...)
+		}
+		if r.Reason == "QUOTA_EXCEEDED" {
+			r.Message = quantities.Replace(r.Message)
 		}
 		r.Hint = hints[r.Reason]
 	case codes.Internal:
@@ -259,6 +266,30 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		r.Hint = hints[r.Reason]
 	}
 	return r
+}
+
+// quantities replaces the names of the fields of a quota in messages.
+var quantities = strings.NewReplacer(" vcpus", " vCPUs", " memory_mib", " MiB of memory", " storage_gib", " GiB of storage", " vms", " VMs",
+	" vpcs", " VPCs", " security_groups", " security groups", " floating_ips", " floating IPs", " service_ips", " service IPs",
+	" volume_gib", " GiB of volumes", " image_mib", " MiB of images")
+
+// deniedMethod matches the name of a method in a message that refuses a caller.
+var deniedMethod = regexp.MustCompile(`\b(may not|cannot call) [A-Z][a-z]+[A-Z]\w*`)
+
+// withCommand replaces the name of the method in a message that refuses a caller by the command.
+func withCommand(message string, f Facts) string {
+	if f.Command == "" {
+		return message
+	}
+	return deniedMethod.ReplaceAllStringFunc(message, func(text string) string {
+		before := text[:strings.LastIndexByte(text, ' ')]
+		if before == "may not" {
+			before = "may not run"
+		} else {
+			before = "cannot run"
+		}
+		return before + " `" + f.Command + "`"
+	})
 }
 
 // rpcPrefix begins the text that grpc gives to a status.

@@ -98,9 +98,23 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 		return err
 	}
 	if pending := vm.GetMetadata()[cloud.PendingResize]; req.GetSpec() != nil && pending != "" {
-		s.Note("%s has %s at its next start or reboot", vm.GetName(), pending)
+		s.Note("%s has %s at its next start or reboot", vm.GetName(), resizeText(pending))
 	}
 	return nil
+}
+
+// resizeText formats the value of cloud.PendingResize, such as "vcpus=4,memory_mib=2048", as "4 vCPUs, 2048 MiB of
+// memory". It leaves other quantities as they are.
+func resizeText(pending string) string {
+	units := map[string]string{"vcpus": "vCPUs", "memory_mib": "MiB of memory"}
+	parts := strings.Split(pending, ",")
+	for i, part := range parts {
+		key, value, _ := strings.Cut(part, "=")
+		if unit, ok := units[key]; ok {
+			parts[i] = value + " " + unit
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // spec returns the parts of the spec that change the size of a VM. A part that is given replaces the whole part, so it

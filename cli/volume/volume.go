@@ -108,7 +108,7 @@ on its host when it is attached for the first time. Other volumes are made at on
 func createFromSnapshot(
 	ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVolumeRequest, nameOrID string,
 ) (*vmv1.Volume, error) {
-	id, err := findSnapshot(ctx, s, conn, nameOrID)
+	id, err := image.FindSnapshot(ctx, s, conn, nameOrID)
 	if err != nil {
 		return nil, err
 	}
