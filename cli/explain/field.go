@@ -3,6 +3,9 @@ package explain
 import (
 	"regexp"
 	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 const tenant = "name the tenant with --org and --project, or with TRIVET_ORG and TRIVET_PROJECT"
@@ -220,4 +223,15 @@ func fieldHint(field string) string {
 		}
 	}
 	return ""
+}
+
+// TenantMissing reports whether the control plane has refused a call because it names no org or project, although the
+// caller has roles in all of them.
+func TenantMissing(err error) bool {
+	s, ok := status.FromError(err)
+	if !ok || s.Code() != codes.InvalidArgument {
+		return false
+	}
+	_, field, _ := details(s)
+	return field == "org_id" || field == "project_id"
 }

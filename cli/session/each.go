@@ -68,7 +68,7 @@ func (s *Session) Each(ctx context.Context, limit time.Duration, args []string, 
 		}
 		defer cancel()
 		s.facts.Ongoing = explain.Ongoing{}
-		return body(ctx, arg)
+		return s.locating(func() error { return body(ctx, arg) })
 	}
 	first := 0
 	for _, arg := range args {

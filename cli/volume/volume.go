@@ -276,9 +276,22 @@ func argCommand(s *session.Session, use, short string) *cobra.Command {
 	return c
 }
 
-// Find returns the ID of the volume with a name or ID. It makes no call for an ID.
+// Find returns the ID of the volume with a name or ID. It makes no call for an ID. An operator can name a volume of any
+// project by its ID.
 func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
+		s.LookUpByID(func() (org, project string, err error) {
+			all, err := listedIn(s, &scope{all: true}).All(ctx, conn)
+			if err != nil {
+				return "", "", err
+			}
+			for _, v := range all {
+				if v.GetId() == nameOrID {
+					return v.GetOrgId(), v.GetProjectId(), nil
+				}
+			}
+			return "", "", session.NotFound("", "no volume has the ID %s", nameOrID)
+		})
 		return nameOrID, nil
 	}
 	if err := cloud.CheckName("volume", nameOrID); err != nil {
