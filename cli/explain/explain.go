@@ -111,7 +111,7 @@ func New(err error, f Facts) Report {
 		}
 		return r
 	case errors.As(err, &unreachableErr):
-		return unreachable(unreachableErr)
+		return unreachable(unreachableErr, f)
 	case errors.As(err, &lost):
 		return unavailable(lost, f)
 	case errors.As(err, &st):
@@ -184,7 +184,10 @@ func Duration(d time.Duration) string {
 	return text
 }
 
-func unreachable(e *dial.Unreachable) Report {
+func unreachable(e *dial.Unreachable, f Facts) Report {
+	if e.Late {
+		return late("no control plane has answered: "+context.DeadlineExceeded.Error(), f)
+	}
 	rows := make([][2]string, len(e.Tried))
 	for i, t := range e.Tried {
 		rows[i] = [2]string{t.Endpoint, t.Why}
@@ -233,6 +236,9 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		r.Message, r.Hint = withCommand(flagNames(r.Message, "", f), f), denied(r.Reason)
 	case codes.InvalidArgument, codes.OutOfRange:
 		r.Message, r.Hint = flagNames(r.Message, field, f), fieldHint(field)
+		if TenantMissing(err) && f.HasFlag != nil && f.HasFlag("all-projects") {
+			r.Hint = "name one with --org and --project, or give --all-projects"
+		}
 	case codes.ResourceExhausted:
 		if r.Reason == "NO_HOST_FITS" {
 			r.Details = append(r.Details, refusals(r.Message, info)...)
