@@ -262,7 +262,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 		if _, err := vmv1.NewVolumeServiceClient(conn).DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{
 			OrgId: org, ProjectId: project, VolumeId: id,
 		}); err != nil {
-			return err
+			return session.WithNames(err, lookup.NameOf(ctx, s, conn))
 		}
 		return s.Done(name, "deleted")
 	})
