@@ -218,7 +218,11 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		text = withoutRPC(wrapped)
 		what = text
 	}
-	r := report(s.Code(), text)
+	c := s.Code()
+	if info.GetReason() == memberNotFound {
+		c = codes.NotFound
+	}
+	r := report(c, text)
 	r.RequestID = request
 	if info.GetReason() != "" {
 		r.Reason = info.GetReason()
@@ -273,6 +277,10 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 	}
 	return r
 }
+
+// memberNotFound is the reason for a member that does not exist. Its code is FAILED_PRECONDITION, which is part of the wire
+// contract of the key-value store; on the command line it is NOT_FOUND, as for all other objects.
+const memberNotFound = "MEMBER_NOT_FOUND"
 
 // quantities replaces the names of the fields of a quota in messages.
 var quantities = strings.NewReplacer(" vcpus", " vCPUs", " memory_mib", " MiB of memory", " storage_gib", " GiB of storage", " vms", " VMs",
