@@ -157,7 +157,7 @@ func (f *fakeIdentity) VerifyToken(_ context.Context, in *identityv1.VerifyToken
 	defer f.mu.Unlock()
 	switch token := in.GetToken(); {
 	case tokens[token] == "":
-		return &identityv1.VerifyTokenResponse{Reason: "it is not one of ours"}, nil
+		return &identityv1.VerifyTokenResponse{Reason: "the token is not valid"}, nil
 	case f.ended[token] != "":
 		return &identityv1.VerifyTokenResponse{Reason: "it is revoked"}, nil
 	default:
@@ -368,7 +368,12 @@ func (f *fakeIdentity) CreateProject(_ context.Context, in *identityv1.CreatePro
 }
 
 func (f *fakeIdentity) GetProject(_ context.Context, in *identityv1.GetProjectRequest) (*identityv1.Project, error) {
-	return find(f.projects, "project", in.GetId())
+	p, err := find(f.projects, "project", in.GetId())
+	// Scripts use these projects without creating them.
+	if org := map[string]string{"default": "default", "shop": "acme"}[in.GetId()]; err != nil && org != "" {
+		return &identityv1.Project{Id: in.GetId(), OrgId: org}, nil
+	}
+	return p, err
 }
 
 func (f *fakeIdentity) ListProjects(_ context.Context, in *identityv1.ListProjectsRequest) (*identityv1.ListProjectsResponse, error) {

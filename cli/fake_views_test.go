@@ -48,7 +48,8 @@ func listScript(t *testing.T, text string) (script []watchedList) {
 	return script
 }
 
-// ListAllVms lists the VMs for the administrator, all on one page. The only filter that it supports is one on node_id.
+// ListAllVms lists the VMs for the administrator, all on one page. The only filters that it supports are one on
+// node_id and one on id.
 func (v *fakeViews) ListAllVms(ctx context.Context, in *operatorv1.ListAllVmsRequest) (*operatorv1.ListAllVmsResponse, error) {
 	if bearer(ctx) != adminToken {
 		return nil, failed(codes.PermissionDenied, "", "only system:admin may ListAllVms")
@@ -57,7 +58,11 @@ func (v *fakeViews) ListAllVms(ctx context.Context, in *operatorv1.ListAllVmsReq
 	defer v.cloud.mu.Unlock()
 	out := &operatorv1.ListAllVmsResponse{}
 	node, filtered := strings.CutPrefix(in.GetFilter(), `node_id = "`)
+	id, byID := strings.CutPrefix(in.GetFilter(), `id = "`)
 	for _, vm := range v.cloud.vms {
+		if byID && vm.GetId() != strings.TrimSuffix(id, `"`) {
+			continue
+		}
 		if !filtered || vm.GetNodeId() == strings.TrimSuffix(node, `"`) {
 			out.Vms = append(out.Vms, vm)
 		}

@@ -165,7 +165,7 @@ func (w *world) badOrders(ctx context.Context, token string) {
 	}{
 		{"a top-up by a tenant", "POST", "/api/v1/wallets/shop/topup", `{"amount":1}`, token, 403, "FORBIDDEN", "billing:admin"},
 		{"another project's wallet", "GET", "/api/v1/wallets/other", "", token, 403, "FORBIDDEN", "no project other"},
-		{"the token of a login with a wrong password", "GET", "/api/v1/wallets/shop", "", unproven, 403, "FORBIDDEN", "proved nothing"},
+		{"the token of a login with a wrong password", "GET", "/api/v1/wallets/shop", "", unproven, 403, "FORBIDDEN", "is unauthenticated"},
 		{"no token", "GET", "/api/v1/wallets/shop", "", "", 401, "UNAUTHENTICATED", "Bearer"},
 		{"a malformed token", "GET", "/api/v1/wallets/shop", "", "garbage", 401, "UNAUTHENTICATED", "not valid"},
 		{"no wallet", "GET", "/api/v1/wallets/other", "", w.adminToken, 404, "NOT_FOUND", "Wallet not found"},

@@ -173,9 +173,9 @@ var configSettings = []setting{
 		c.AllowTCG, err = strconv.ParseBool(s)
 		return err
 	}},
-	{"overcommit-vcpus", "`factor`", factor(func(c *Config) *float64 { return &c.Overcommit.VCPUs })},
-	{"overcommit-memory", "`factor`", factor(func(c *Config) *float64 { return &c.Overcommit.Memory })},
-	{"overcommit-storage", "`factor`", factor(func(c *Config) *float64 { return &c.Overcommit.Storage })},
+	{"overcommit-vcpus", "VMs may have the host's vCPUs times this `factor`", factor(func(c *Config) *float64 { return &c.Overcommit.VCPUs })},
+	{"overcommit-memory", "VMs may have the host's memory times this `factor`", factor(func(c *Config) *float64 { return &c.Overcommit.Memory })},
+	{"overcommit-storage", "VMs may have the host's storage times this `factor`", factor(func(c *Config) *float64 { return &c.Overcommit.Storage })},
 	{"reserve-vcpus", "`number` that the host keeps for itself", func(c *Config, s string) error {
 		n, err := strconv.ParseUint(s, 10, 32)
 		c.Reserve.VCPUs = uint32(n)
@@ -196,7 +196,7 @@ var configSettings = []setting{
 	{"metrics-key", "`file` with the private key of metrics-cert", text(func(c *Config) *string { return &c.MetricsKey })},
 	{"metrics-token", "`file` with the bearer token that requests for /metrics must have", text(func(c *Config) *string { return &c.MetricsToken })},
 	{"log-format", "json or text", text(func(c *Config) *string { return &c.LogFormat })},
-	{"labels", "`key=value,…` that placement may ask for", pairs(func(c *Config) *map[string]string { return &c.Labels })},
+	{"labels", "comma-separated `key=value` pairs that placement may ask for", pairs(func(c *Config) *map[string]string { return &c.Labels })},
 	{"image-cache-bytes", "`bytes` of images that the host keeps; 0: a fifth of the file system", number(func(c *Config) *uint64 { return &c.ImageCacheBytes })},
 	{"qemu", "`program` that runs guests", text(func(c *Config) *string { return &c.QEMU })},
 	{"underlay", "`address` or interface for traffic between hosts", text(func(c *Config) *string { return &c.Underlay })},

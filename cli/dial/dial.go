@@ -216,14 +216,14 @@ func (c *Conn) ready(ctx context.Context) (*member, error) {
 		}
 		switch {
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			return nil, &Unreachable{append(tried, Tried{m.endpoint, "no answer in time"})}
+			return nil, &Unreachable{Tried: append(tried, Tried{m.endpoint, "no answer in time"}), Late: len(tried) == 0}
 		case ctx.Err() != nil:
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 		tried = append(tried, Tried{m.endpoint, why(err, c.opts.Connect)})
 		c.Next()
 	}
-	return nil, &Unreachable{tried}
+	return nil, &Unreachable{Tried: tried}
 }
 
 // member is one endpoint with its connection. A failed connection is discarded, so that gRPC's backoff does not delay

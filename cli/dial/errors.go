@@ -13,7 +13,11 @@ type Tried struct{ Endpoint, Why string }
 
 // Unreachable is the error for a call that was not sent, because no endpoint can be reached. Tried lists all endpoints
 // that were tried.
-type Unreachable struct{ Tried []Tried }
+type Unreachable struct {
+	Tried []Tried
+	// Late is true if the deadline of the call passed before an endpoint could be tried to the end.
+	Late bool
+}
 
 func (e *Unreachable) Error() string {
 	each := make([]string, len(e.Tried))

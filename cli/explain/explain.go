@@ -12,6 +12,7 @@ package explain
 import (
 	"context"
 	"errors"
+	"regexp"
 	"strings"
 	"time"
 
@@ -110,7 +111,7 @@ func New(err error, f Facts) Report {
 		}
 		return r
 	case errors.As(err, &unreachableErr):
-		return unreachable(unreachableErr)
+		return unreachable(unreachableErr, f)
 	case errors.As(err, &lost):
 		return unavailable(lost, f)
 	case errors.As(err, &st):
@@ -183,7 +184,10 @@ func Duration(d time.Duration) string {
 	return text
 }
 
-func unreachable(e *dial.Unreachable) Report {
+func unreachable(e *dial.Unreachable, f Facts) Report {
+	if e.Late {
+		return late("no control plane has answered: "+context.DeadlineExceeded.Error(), f)
+	}
 	rows := make([][2]string, len(e.Tried))
 	for i, t := range e.Tried {
 		rows[i] = [2]string{t.Endpoint, t.Why}
@@ -214,10 +218,17 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		text = withoutRPC(wrapped)
 		what = text
 	}
-	r := report(s.Code(), text)
+	c := s.Code()
+	if info.GetReason() == memberNotFound {
+		c = codes.NotFound
+	}
+	r := report(c, text)
 	r.RequestID = request
 	if info.GetReason() != "" {
 		r.Reason = info.GetReason()
+	}
+	if rest, ok := strings.CutPrefix(r.Message, "source_url: "); ok {
+		r.Message = argument("source_url", f) + ": " + rest
 	}
 	switch s.Code() {
 	case codes.Unauthenticated:
@@ -226,12 +237,18 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		}
 		r.Hint = unauthenticated(f, info)
 	case codes.PermissionDenied:
-		r.Message, r.Hint = flagNames(r.Message, "", f), denied(r.Reason)
+		r.Message, r.Hint = withCommand(flagNames(r.Message, "", f), f), denied(r.Reason)
 	case codes.InvalidArgument, codes.OutOfRange:
 		r.Message, r.Hint = flagNames(r.Message, field, f), fieldHint(field)
+		if TenantMissing(err) && f.HasFlag != nil && f.HasFlag("all-projects") {
+			r.Hint = "name one with --org and --project, or give --all-projects"
+		}
 	case codes.ResourceExhausted:
 		if r.Reason == "NO_HOST_FITS" {
 			r.Details = append(r.Details, refusals(r.Message, info)...)
+		}
+		if r.Reason == "QUOTA_EXCEEDED" {
+			r.Message = quantities.Replace(r.Message)
 		}
 		r.Hint = hints[r.Reason]
 	case codes.Internal:
@@ -259,6 +276,34 @@ func ofStatus(err error, s *status.Status, f Facts) Report {
 		r.Hint = hints[r.Reason]
 	}
 	return r
+}
+
+// memberNotFound is the reason for a member that does not exist. Its code is FAILED_PRECONDITION, which is part of the wire
+// contract of the key-value store; on the command line it is NOT_FOUND, as for all other objects.
+const memberNotFound = "MEMBER_NOT_FOUND"
+
+// quantities replaces the names of the fields of a quota in messages.
+var quantities = strings.NewReplacer(" vcpus", " vCPUs", " memory_mib", " MiB of memory", " storage_gib", " GiB of storage", " vms", " VMs",
+	" vpcs", " VPCs", " security_groups", " security groups", " floating_ips", " floating IPs", " service_ips", " service IPs",
+	" volume_gib", " GiB of volumes", " image_mib", " MiB of images")
+
+// deniedMethod matches the name of a method in a message that refuses a caller.
+var deniedMethod = regexp.MustCompile(`\b(may not|cannot call) [A-Z][a-z]+[A-Z]\w*`)
+
+// withCommand replaces the name of the method in a message that refuses a caller by the command.
+func withCommand(message string, f Facts) string {
+	if f.Command == "" {
+		return message
+	}
+	return deniedMethod.ReplaceAllStringFunc(message, func(text string) string {
+		before := text[:strings.LastIndexByte(text, ' ')]
+		if before == "may not" {
+			before = "may not run"
+		} else {
+			before = "cannot run"
+		}
+		return before + " `" + f.Command + "`"
+	})
 }
 
 // rpcPrefix begins the text that grpc gives to a status.

@@ -3,6 +3,9 @@ package explain
 import (
 	"regexp"
 	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 const tenant = "name the tenant with --org and --project, or with TRIVET_ORG and TRIVET_PROJECT"
@@ -12,6 +15,8 @@ const tenant = "name the tenant with --org and --project, or with TRIVET_ORG and
 // without an entry, such as min_disk_gib, stands for a flag or an argument of the same name, if the command has it.
 var arguments = []struct{ field, names, hint string }{
 	{"name", "--name NAME", ""},
+	{"trivet-org", "--org", tenant},
+	{"trivet-project", "--project", tenant},
 	{"org_id", "--org", tenant},
 	{"project_id", "--project", tenant},
 	{"labels", "--label", ""},
@@ -133,22 +138,41 @@ var arguments = []struct{ field, names, hint string }{
 	{"id", "--id ORG PROJECT USER", ""},
 }
 
-// path matches a request field in a message, such as spec.disks[disk0].size_gib.
-var path = regexp.MustCompile(`"[^"]*"|[a-z][a-z0-9_]*(?:\[[^\]]*\])?(?:\.[a-z][a-z0-9_]*(?:\[[^\]]*\])?)*`)
+// path matches a request field in a message, such as spec.disks[disk0].size_gib, or the metadata that names the tenant.
+var path = regexp.MustCompile(`"[^"]*"|trivet-(?:org|project)\b|[a-z][a-z0-9_]*(?:\[[^\]]*\])?(?:\.[a-z][a-z0-9_]*(?:\[[^\]]*\])?)*`)
+
+// metadata matches the parts of a message that name metadata of a call. The program sets such metadata from flags.
+var metadata = regexp.MustCompile(`, or the metadata trivet-(?:org|project),|\bthe metadata (?:trivet-(?:org|project))`)
 
 // flagNames replaces the request fields in a message by flags and arguments of the command. The parameter field is the
-// invalid field, or empty; if the message does not name it, flagNames adds it. Of the other words, it takes only those
-// with an underscore or a dot for fields, and none between double quotes. In a message about a filter, other words are
-// fields of the listed objects, which have no flags.
+// invalid field, or empty; if the message does not begin with it or name it, flagNames adds it. A field whose name is a
+// common word, such as name, is replaced only at the beginning of the message. Of the other words, flagNames takes only
+// those with an underscore or a dot for fields, and none between double quotes. In a message about a filter, other words
+// are fields of the listed objects, which have no flags.
 func flagNames(message, field string, f Facts) string {
+	message = metadata.ReplaceAllStringFunc(message, func(text string) string {
+		if strings.HasPrefix(text, ",") {
+			return ""
+		}
+		return strings.TrimPrefix(text, "the metadata ")
+	})
 	named := field == ""
-	message = path.ReplaceAllStringFunc(message, func(word string) string {
-		if word != field && (field == "filter" || !strings.ContainsAny(word, "_.")) || word[0] == '"' {
-			return word
+	var b strings.Builder
+	end := 0
+	for _, at := range path.FindAllStringIndex(message, -1) {
+		word := message[at[0]:at[1]]
+		common := !strings.ContainsAny(word, "_.-")
+		switch {
+		case word[0] == '"', word != field && (field == "filter" || common):
+			continue
+		case common && (at[0] > 0 || !strings.HasPrefix(message[at[1]:], ":")):
+			continue
 		}
 		named = named || word == field
-		return argument(word, f)
-	})
+		b.WriteString(message[end:at[0]] + argument(word, f))
+		end = at[1]
+	}
+	message = b.String() + message[end:]
 	if !named {
 		message = argument(field, f) + ": " + message
 	}
@@ -199,4 +223,15 @@ func fieldHint(field string) string {
 		}
 	}
 	return ""
+}
+
+// TenantMissing reports whether the control plane has refused a call because it names no org or project, although the
+// caller has roles in all of them.
+func TenantMissing(err error) bool {
+	s, ok := status.FromError(err)
+	if !ok || s.Code() != codes.InvalidArgument {
+		return false
+	}
+	_, field, _ := details(s)
+	return field == "org_id" || field == "project_id"
 }

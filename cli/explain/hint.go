@@ -10,12 +10,13 @@ import (
 // hints maps reasons of the control plane's errors to what the user can do. Reasons without an entry have messages that
 // say it already.
 var hints = map[string]string{
-	"TOKEN_SCOPE":      "`trivet login --org= --project=` gets a token for every project in which you have a role; then choose one with --org and --project",
-	"TENANT_REQUIRED":  "name it with --project, or --org, or with TRIVET_PROJECT and TRIVET_ORG; `trivet project list` shows your projects",
-	"NO_ROLE_IN_SCOPE": "log in without --org and --project; then `trivet whoami` shows your roles, and `trivet invitation list` the roles that you are offered",
-	"TENANT_NOT_FOUND": "`trivet project list` shows the projects that you have a role in",
-	"IN_USE":           "delete or detach what uses it first; the commands accept these IDs",
-	"QUOTA_EXCEEDED":   "`trivet quota show` shows the limits and what is used",
+	"UNAUTHENTICATED_TOKEN": "run `trivet login`",
+	"TOKEN_SCOPE":           "`trivet login --org= --project=` gets a token for every project in which you have a role; then choose one with --org and --project",
+	"TENANT_REQUIRED":       "name it with --project, or --org, or with TRIVET_PROJECT and TRIVET_ORG; `trivet project list` shows your projects",
+	"NO_ROLE_IN_SCOPE":      "log in without --org and --project; then `trivet whoami` shows your roles, and `trivet invitation list` the roles that you are offered",
+	"TENANT_NOT_FOUND":      "`trivet project list` shows the projects that you have a role in",
+	"IN_USE":                "delete or detach what uses it first; the commands accept these IDs",
+	"QUOTA_EXCEEDED":        "`trivet quota show` shows the limits and what is used",
 }
 
 // denied returns the hint after a PERMISSION_DENIED error with a reason.

@@ -3,11 +3,15 @@ package identity
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
@@ -61,12 +65,29 @@ func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Com
 			case req.OrgId == "" && req.ProjectId == "":
 				req.OrgId, _ = s.Tenant()
 			}
+			if req.OrgId == "" && req.ProjectId != "" {
+				// An org:admin must name the org. A deleted project has none, and only a system:admin reads its records.
+				if org, err := orgOfProject(ctx, identityv1.NewIdentityServiceClient(conn), "", req.ProjectId); err == nil {
+					req.OrgId = org
+				}
+			}
 			req.PageSize, req.PageToken = q.Size, q.Token
 			page, err := identityv1.NewIdentityServiceClient(conn).ListAuditRecords(ctx, req)
 			return page.GetRecords(), page.GetNextPageToken(), err
 		},
 		Name:    (*identityv1.AuditRecord).GetId,
 		Columns: auditColumns,
+		Words:   map[string][]string{"outcome": outcomes()},
+		Empty: func(ctx context.Context, conn *dial.Conn) error {
+			if req.GetPrincipal() == "" || strings.Contains(req.GetPrincipal(), "@") {
+				return nil // the control plane checks the name of a service account
+			}
+			_, err := identityv1.NewIdentityServiceClient(conn).GetUser(ctx, &identityv1.GetUserRequest{Id: req.GetPrincipal()})
+			if status.Code(err) == codes.PermissionDenied {
+				return nil // only a system:admin knows which users exist
+			}
+			return err
+		},
 	}
 	c := records.Command(s, &cobra.Command{
 		Use: "list", Short: "List audit records, newest first",
@@ -91,6 +112,16 @@ the message, the request ID and the address of the caller.`,
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("outcome", cobra.FixedCompletions([]string{"OK", "REFUSED"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
+}
+
+// outcomes returns the possible outcomes of a record: OK, the gRPC codes, and that of a record that counts others.
+func outcomes() []string {
+	all := []string{"SUPPRESSED"}
+	for _, name := range code.Code_name {
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return all
 }
 
 func auditColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.AuditRecord] {

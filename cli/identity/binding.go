@@ -3,14 +3,20 @@ package identity
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"io"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
@@ -86,23 +92,21 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 		changeBindingCommand(s, users, "create", "Give a user or a group a role", func(ctx context.Context, c identityv1.IdentityServiceClient, to *identityv1.Grant) (string, error) {
 			made, err := c.BindRole(ctx, &identityv1.BindRoleRequest{UserId: to.GetUserId(), GroupId: to.GetGroupId(), Binding: to.GetBinding()})
 			if made.GetPending() {
-				return "is invited to", err
+				return grantee(to) + " is invited to " + bindingText(to.GetBinding()), err
 			}
-			return "has", err
+			return grantee(to) + " has " + bindingText(to.GetBinding()), err
 		}),
 		changeBindingCommand(s, users, "delete", "Remove a role from a user or a group, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, from *identityv1.Grant) (string, error) {
-			_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: from.GetUserId(), GroupId: from.GetGroupId(), Binding: from.GetBinding()})
-			return "does not have", err
+			return removeBinding(ctx, c, from)
 		}),
 		listBindingsCommand(s, users))
 	return c
 }
 
 // changeBindingCommand returns the command `trivet binding create` or `trivet binding delete`, depending on verb. The
-// function do makes the API call. It returns the words that the output contains between the user and the role, such as
-// "is invited to".
+// function do makes the API call. It returns the sentence that is printed.
 func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
-	do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Grant) (string, error)) *cobra.Command {
+	do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Grant) (sentence string, err error)) *cobra.Command {
 	var user, group, role string
 	c := &cobra.Command{
 		Use: verb, Short: short, Args: session.Exactly(),
@@ -127,13 +131,41 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 			return err
 		}
 		g := &identityv1.Grant{UserId: user, GroupId: group, Binding: b}
-		now, err := do(ctx, client, g)
+		sentence, err := do(ctx, client, g)
 		if err != nil {
 			return err
 		}
-		return s.Done(grantee(g), now+" "+bindingText(b))
+		return s.PrintValue(show.Object{}, []string{grantee(g)}, func(w io.Writer) error {
+			_, err := fmt.Fprintln(w, show.Text(sentence))
+			return err
+		})
 	})
 	return c
+}
+
+// removeBinding removes a role, or an invitation to it, and returns the sentence that says so. UnbindRole succeeds also
+// if there is neither, so the roles are listed before. A caller who removes an own role may not list them.
+func removeBinding(ctx context.Context, c identityv1.IdentityServiceClient, from *identityv1.Grant) (string, error) {
+	b := from.GetBinding()
+	grants, _, listErr := session.Pages(0, func(token string) ([]*identityv1.Grant, string, error) {
+		page, err := c.ListBindings(ctx, &identityv1.ListBindingsRequest{
+			OrgId: b.GetOrgId(), ProjectId: b.GetProjectId(), PageSize: session.PageSize, PageToken: token,
+		})
+		return page.GetGrants(), page.GetNextPageToken(), err
+	})
+	if listErr != nil && status.Code(listErr) != codes.PermissionDenied {
+		return "", listErr
+	}
+	_, err := c.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: from.GetUserId(), GroupId: from.GetGroupId(), Binding: b})
+	if err != nil {
+		return "", err
+	}
+	if listErr == nil && !slices.ContainsFunc(grants, func(g *identityv1.Grant) bool {
+		return g.GetUserId() == from.GetUserId() && g.GetGroupId() == from.GetGroupId() && proto.Equal(g.GetBinding(), b)
+	}) {
+		return "", session.NotFound("`trivet binding list` shows who has which role", "%s does not have %s", grantee(from), bindingText(b))
+	}
+	return "removed " + bindingText(b) + " from " + grantee(from), nil
 }
 
 // grantee returns who has the role of g: the ID of a user, the username of a service account, or a group.

@@ -143,7 +143,11 @@ TRIVET_TOKEN, TRIVET_TOKEN_FILE or the login.`,
 			return err
 		}
 		if !v.GetValid() {
-			return fmt.Errorf("the token is not valid: %s", v.GetReason())
+			const invalid = "the token is not valid"
+			if reason := v.GetReason(); reason != "" && reason != invalid {
+				return errors.New(invalid + ": " + reason)
+			}
+			return errors.New(invalid)
 		}
 		if unauthenticated {
 			return errUnauthenticated

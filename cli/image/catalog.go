@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
@@ -180,7 +181,7 @@ func findEntry(read func() ([]entry, error), name string) (entry, error) {
 			return e, nil
 		}
 	}
-	return entry{}, session.Usagef("the catalog has no image %q: `trivet image catalog list` shows all", name)
+	return entry{}, session.Errorf(codes.NotFound, "`trivet image catalog list` shows all", "the catalog has no image %q", name)
 }
 
 // checksum reads the publisher's list of checksums. It returns the checksum of the entry's image, and the image

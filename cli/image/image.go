@@ -7,6 +7,7 @@ package image
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
@@ -125,7 +127,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 		// Only images of the caller's org are looked up: public images of other orgs cannot be deleted.
 		id, err := find(ctx, s, conn, name, false, anyImage)
 		if err != nil {
-			return err
+			return explainForeign(ctx, s, conn, name, err)
 		}
 		org, _ := s.Tenant()
 		if _, err := vmv1.NewImageServiceClient(conn).DeleteImage(ctx, &vmv1.DeleteImageRequest{OrgId: org, ImageId: id}); err != nil {
@@ -134,6 +136,21 @@ func deleteCommand(s *session.Session) *cobra.Command {
 		return s.Done(name, "deleted")
 	})
 	return c
+}
+
+// explainForeign returns a PERMISSION_DENIED error that names the org of a public image, if that is why an image with a
+// name was not found in the caller's org. Otherwise it returns err, the error of the look-up.
+func explainForeign(ctx context.Context, s *session.Session, conn *dial.Conn, name string, err error) error {
+	var problem *session.Problem
+	if !errors.As(err, &problem) || problem.Code != codes.NotFound {
+		return err
+	}
+	images, listErr := all(ctx, s, conn, true)
+	i := slices.IndexFunc(images, func(i *vmv1.Image) bool { return i.GetName() == name })
+	if listErr != nil || i < 0 {
+		return err
+	}
+	return &session.Problem{Code: codes.PermissionDenied, Message: fmt.Sprintf("image %s belongs to org %s, and only that org can delete it", name, images[i].GetOrgId())}
 }
 
 // Find returns the ID of the image with a name or ID, for a new VM. If several images have the name, Find ignores those

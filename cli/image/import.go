@@ -28,6 +28,9 @@ const (
 	lastPoll  = time.Second
 )
 
+// snapshotScheme begins a source that is a snapshot.
+const snapshotScheme = "snapshot:"
+
 type importFlags struct {
 	public             bool
 	sharedWith         []string
@@ -42,14 +45,14 @@ type importFlags struct {
 func importCommand(s *session.Session) *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
-		Use:   "import NAME FILE|URL|snapshot:ID",
+		Use:   "import NAME FILE|URL|snapshot:SNAPSHOT",
 		Short: "Create an image from a file on a control plane host, an https URL, or a snapshot of a volume",
-		Long: `Create an image from a file, an https:// URL, or a snapshot of a volume of the project. The control plane reads the
-source, not this command: FILE is a path on the host of the member that serves the call (the first --endpoint that can be
-reached), in one of that member's import directories. For a file on this host, use ` + "`trivet image upload`" + `.
+		Long: `Create an image from a file, an https:// URL, or a snapshot of a volume of the project, by name or ID. The control
+plane reads the source, not this command: FILE is a path on the host of the member that serves the call (the first
+--endpoint that can be reached), in one of that member's import directories. For a file on this host, use ` + "`trivet image upload`" + `.
 The command waits until a majority of the members stores the image.`,
 		Example: `  trivet image import debian /var/lib/trivet/import/debian-12.qcow2 --public
-  trivet image import web-template snapshot:0190a000-0000-7000-8000-000000000001`,
+  trivet image import web-template snapshot:before-upgrade`,
 		Args: session.Exactly("NAME", "FILE"),
 	}
 	f.add(c)
@@ -63,6 +66,13 @@ The command waits until a majority of the members stores the image.`,
 			s.Note("the control plane reads %s on its own host, in its import directories", req.SourceUrl)
 		}
 		req.OrgId, _ = s.Tenant()
+		if snapshot, ok := strings.CutPrefix(req.GetSourceUrl(), snapshotScheme); ok {
+			id, err := FindSnapshot(ctx, s, conn, snapshot)
+			if err != nil {
+				return err
+			}
+			req.SourceUrl = snapshotScheme + id
+		}
 		image, err := f.run(ctx, s, vmv1.NewImageServiceClient(conn), req)
 		if err != nil {
 			return err
@@ -171,7 +181,7 @@ func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 // sourceURL returns source if it is a URL or names a snapshot. Otherwise source is a path, and sourceURL returns it as
 // an absolute file:// URL.
 func sourceURL(source string) (string, error) {
-	if strings.Contains(source, "://") || strings.HasPrefix(source, "snapshot:") {
+	if strings.Contains(source, "://") || strings.HasPrefix(source, snapshotScheme) {
 		return source, nil
 	}
 	path, err := filepath.Abs(source)

@@ -125,7 +125,13 @@ func pairs(m protoreflect.Map) map[string]string {
 // filtered returns a copy of k that lists only the objects that match the filter. It returns a *session.Usage error for a
 // filter that cannot be compiled.
 func (k *Kind[T]) filtered(text string) (*Kind[T], error) {
-	match, err := filter.Compile(text, fieldsOf[T]())
+	fields := fieldsOf[T]()
+	for name, words := range k.Words {
+		fields[name] = filter.Word("", words, func(m protoreflect.Message) string {
+			return m.Get(m.Descriptor().Fields().ByName(protoreflect.Name(name))).String()
+		})
+	}
+	match, err := filter.Compile(text, fields)
 	if err != nil {
 		return nil, session.Usagef("--filter: %s", strings.TrimPrefix(err.Error(), "filter: "))
 	}

@@ -39,6 +39,10 @@ type Kind[T any] struct {
 	Columns func(ctx context.Context, s *session.Session, conn *dial.Conn) []Column[T]
 	// Keep, if not nil, selects the objects that are listed.
 	Keep func(T) bool
+	// Words has the possible values of fields that are texts in the messages, by the names of the fields, for --filter.
+	Words map[string][]string
+	// Empty, if not nil, is called if the list is empty. It returns an error if a flag names something that does not exist.
+	Empty func(ctx context.Context, conn *dial.Conn) error
 	// Filters is true if Page uses Query.Filter. Otherwise the command line filters the objects that Page returns. It
 	// filters only messages.
 	Filters bool
@@ -105,6 +109,11 @@ func (k *Kind[T]) List(ctx context.Context, s *session.Session, conn *dial.Conn,
 	if err != nil {
 		return err
 	}
+	if len(all) == 0 && f.pageToken == "" {
+		if err := k.checkEmpty(ctx, s, conn); err != nil {
+			return err
+		}
+	}
 	t.sort(all)
 	cut := f.limit > 0 && len(all) > f.limit
 	if cut {
@@ -120,6 +129,18 @@ func (k *Kind[T]) List(ctx context.Context, s *session.Session, conn *dial.Conn,
 		s.Note("there are more: --page-token %s continues the list", next)
 	}
 	return nil
+}
+
+// checkEmpty is called for an empty list. It returns an error if the org or the project that the command line names does
+// not exist. It makes no call if neither is named.
+func (k *Kind[T]) checkEmpty(ctx context.Context, s *session.Session, conn *dial.Conn) error {
+	if conn == nil {
+		return nil
+	}
+	if err := s.CheckTenant(ctx, conn); err != nil || k.Empty == nil {
+		return err
+	}
+	return k.Empty(ctx, conn)
 }
 
 // read returns the objects that q selects: at most limit, or all if limit is 0. next is the token with which the list

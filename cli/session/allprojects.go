@@ -1,6 +1,10 @@
 package session
 
-import "github.com/spf13/cobra"
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+)
 
 // AllProjectsFlag adds the flag --all-projects, which sets *all, to a command that lists objects of projects.
 func AllProjectsFlag(c *cobra.Command, all *bool) {
@@ -15,6 +19,9 @@ func (s *Session) Within() (org, project string) {
 	}
 	if s.Given("project") {
 		project = s.flags.project
+		if of, name, ok := strings.Cut(project, "/"); ok {
+			org, project = of, name
+		}
 	}
 	return org, project
 }

@@ -34,7 +34,7 @@ func (f *flags) add(root *cobra.Command, s *Session) {
 	p.StringVar(&f.token, "token", "", "token (TRIVET_TOKEN); visible to other users of this host, unlike --token-file")
 	p.StringVar(&f.tokenFile, "token-file", "", "file with the token (TRIVET_TOKEN_FILE)")
 	p.StringVar(&f.org, "org", "", "org to act for (TRIVET_ORG; default that of the login)")
-	p.StringVar(&f.project, "project", "", "project to act for (TRIVET_PROJECT; default that of the login, or else your default project)")
+	p.StringVar(&f.project, "project", "", "project to act for, as PROJECT or ORG/PROJECT (TRIVET_PROJECT; default that of the login, or else your default project)")
 	p.StringVar(&f.context, "context", "", "saved login to use (TRIVET_CONTEXT; default the current one)")
 	p.VarP((*formatFlag)(s), "output", "o", "output format: "+strings.Join(show.Forms(), ", "))
 	p.DurationVar(&f.timeout, "timeout", 0, "deadline of the command, such as 90s (default depends on the command)")

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/account"
+	"github.com/trivet-cloud/trivet/cli/explain"
 )
 
 // ContextNamed returns the name of the context that --context or, without that flag, TRIVET_CONTEXT selects. It returns
@@ -73,31 +74,81 @@ func (s *Session) saved() (*account.Login, error) {
 }
 
 // Tenant returns the org and project for requests. It returns the result of Named or, if both values are empty, the org
-// and project of the saved login. If these are empty too, the control plane uses the tenant of the token.
+// and project of the saved login, or else those that LookUpByID has found. If these are empty too, the control plane uses the
+// tenant of the token.
 func (s *Session) Tenant() (org, project string) {
 	org, project = s.Named()
-	if org == "" && project == "" && s.scope != nil {
+	switch {
+	case org != "" || project != "":
+		return org, project
+	case s.scope != nil && (s.scope.Org != "" || s.scope.Project != ""):
 		return s.scope.Org, s.scope.Project
 	}
-	return org, project
+	return s.found.org, s.found.project
+}
+
+// LookUpByID registers the function that finds the org and the project of the object that the command is for in the
+// whole cloud, and returns a NOT_FOUND error if there is no such object. It is for commands that have the ID of the
+// object. It is called only if the control plane requires a project, which it does of callers with roles in all
+// projects; the command is then repeated in that project.
+func (s *Session) LookUpByID(find func() (org, project string, err error)) {
+	if org, project := s.Tenant(); org == "" && project == "" {
+		s.lookUp = find
+	}
+}
+
+// locating calls body. If the control plane requires a project, and body has called LookUpByID, it calls body again in
+// the project of the object. Nothing has been done before such an error.
+func (s *Session) locating(body func() error) error {
+	s.found.org, s.found.project, s.lookUp = "", "", nil
+	err := body()
+	find := s.lookUp
+	s.lookUp = nil
+	if find == nil || !explain.TenantMissing(err) {
+		return err
+	}
+	if s.found.org, s.found.project, err = find(); err != nil {
+		return err
+	}
+	return body()
 }
 
 // Named returns the org and project that the flags or the environment name. It ignores the saved login. Commands that
 // list objects use the result as filters.
 func (s *Session) Named() (org, project string) {
+	org, project, _ = s.parseNamed()
+	return org, project
+}
+
+// parseNamed is like Named. A project can be given with its org, as ORG/PROJECT, which is how tables print it. The
+// result is a *Usage error if --org or TRIVET_ORG names another org. An org in --project overrides TRIVET_ORG.
+func (s *Session) parseNamed() (org, project string, err error) {
+	orgSource, projectSource := "--org", "--project"
 	if org = s.flags.org; org == "" {
-		org = s.env("TRIVET_ORG")
+		org, orgSource = s.env("TRIVET_ORG"), "TRIVET_ORG"
 	}
 	if project = s.flags.project; project == "" {
-		project = s.env("TRIVET_PROJECT")
+		project, projectSource = s.env("TRIVET_PROJECT"), "TRIVET_PROJECT"
 	}
-	return org, project
+	of, name, ok := strings.Cut(project, "/")
+	switch {
+	case !ok:
+		return org, project, nil
+	case of == "" || name == "" || strings.Contains(name, "/"):
+		return org, project, Usagef("%s %q: want PROJECT or ORG/PROJECT", projectSource, project)
+	case org != "" && org != of && (orgSource == "--org" || projectSource == "TRIVET_PROJECT"):
+		return of, name, Usagef("%s %s contradicts %s %s", orgSource, org, projectSource, project)
+	}
+	return of, name, nil
 }
 
 // checkNamed returns a *Usage error if the named org or project contains characters other than printable ASCII, which
 // gRPC metadata cannot contain.
 func (s *Session) checkNamed() error {
-	org, project := s.Named()
+	org, project, err := s.parseNamed()
+	if err != nil {
+		return err
+	}
 	for _, named := range []struct{ flag, id string }{{"org", org}, {"project", project}} {
 		if strings.ContainsFunc(named.id, func(r rune) bool { return r < ' ' || r > '~' }) {
 			return Usagef("--%s %q: want 1 to 63 of A-Z a-z 0-9 . _ @ -", named.flag, named.id)

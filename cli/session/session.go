@@ -65,8 +65,11 @@ type Session struct {
 	scope *account.Login
 	// choosing is true if calls send the org and project that Tenant returns, in their metadata.
 	choosing bool
-	given    func(flag string) bool
-	fresh    bool
+	// found is the tenant that lookUp has found, and lookUp the function that LookUpByID has registered, or nil.
+	found  struct{ org, project string }
+	lookUp func() (org, project string, err error)
+	given  func(flag string) bool
+	fresh  bool
 	// secret describes the secret that calls contain besides the token, such as "the password", for error messages;
 	// empty for none.
 	secret string
@@ -105,7 +108,7 @@ func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *
 		defer conn.Close()
 		ctx, cancel := s.Limit(ctx, limit)
 		defer cancel()
-		return body(ctx, conn, args)
+		return s.locating(func() error { return body(ctx, conn, args) })
 	})
 }
 
@@ -114,6 +117,9 @@ func (s *Session) Local(body func(ctx context.Context, args []string) error) fun
 	return func(cmd *cobra.Command, args []string) error {
 		s.began = true
 		s.describe(cmd)
+		if err := s.checkNamed(); err != nil {
+			return err
+		}
 		return body(cmd.Context(), args)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/cli/console"
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
@@ -27,7 +28,7 @@ func watchCommand(s *session.Session) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		w := &watch{session: s, conn: conn, target: t}
+		w := &watch{session: s, conn: conn, target: t, hosts: node.NameOf(ctx, conn)}
 		return session.Interruptible(ctx, w.run(ctx))
 	})
 	return c
@@ -38,6 +39,8 @@ type watch struct {
 	conn    *dial.Conn
 	target  *target
 	last    *vmv1.VmEvent
+	// hosts returns the name of a host by its ID.
+	hosts func(id string) string
 }
 
 // run prints the events of a VM until the VM is deleted. If the stream of events breaks, run opens another one, perhaps
@@ -82,8 +85,8 @@ func (w *watch) stream(ctx context.Context, heard func()) error {
 
 func (w *watch) print(e *vmv1.VmEvent) error {
 	line := fmt.Sprintf("%s  %-13s  %-9s", show.When(e.GetTimestamp()), show.Enum("VM_EVENT_TYPE", e.GetEventType()), state(e.GetVm().GetState()))
-	if node := e.GetVm().GetNodeId(); node != "" {
-		line += "  on " + node
+	if id := e.GetVm().GetNodeId(); id != "" {
+		line += "  on " + w.hosts(id)
 	}
 	if last := e.GetVm().GetStatus().GetLastError(); last != "" {
 		line += "  " + last

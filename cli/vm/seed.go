@@ -69,14 +69,14 @@ func publicKeys(from, text string) (keys []string, err error) {
 func readSeedFile(from, path string, limit int64) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", session.Usagef("%s: %v", from, err)
+		return "", fmt.Errorf("%s: %w", from, err)
 	}
 	if info.Size() > limit {
 		return "", session.Usagef("%s %s: has %d bytes; at most %d are possible", from, path, info.Size(), limit)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", session.Usagef("%s: %v", from, err)
+		return "", fmt.Errorf("%s: %w", from, err)
 	}
 	return string(text), nil
 }

@@ -113,7 +113,7 @@ func pageFields(now time.Time, d *operatorv1.GetVmDetailsResponse, migration str
 		fields = append(fields, [2]string{"Security", text})
 	}
 	if pending := vm.GetMetadata()[cloud.PendingResize]; pending != "" {
-		fields = append(fields, [2]string{"At the next start", strings.ReplaceAll(pending, ",", ", ")})
+		fields = append(fields, [2]string{"At the next start", resizeText(pending)})
 	}
 	if u := status.GetResourceUsage(); u != nil {
 		fields = append(fields, [2]string{"Usage", fmt.Sprintf("%.1f %% CPU, %s memory, disk %s read %s written, network %s in %s out",

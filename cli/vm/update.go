@@ -109,7 +109,7 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 		return err
 	}
 	if pending := vm.GetMetadata()[cloud.PendingResize]; x.resizes() && pending != "" {
-		s.Note("%s has %s at its next start or reboot", vm.GetName(), pending)
+		s.Note("%s has %s at its next start or reboot", vm.GetName(), resizeText(pending))
 	}
 	if x.host != nil && vm.GetNodeId() != "" && vm.GetNodeId() != x.host.GetId() {
 		s.Note("%s stays on its host until it is placed again, for example by `trivet vm migrate`", vm.GetName())
@@ -145,6 +145,20 @@ func (x *change) update(ctx context.Context, t *target) (*vmv1.VirtualMachine, e
 
 // resizes reports whether the change has a number of processors or a size of the memory.
 func (x *change) resizes() bool { return x.vcpus > 0 || x.memoryMiB > 0 }
+
+// resizeText formats the value of cloud.PendingResize, such as "vcpus=4,memory_mib=2048", as "4 vCPUs, 2048 MiB of
+// memory". It leaves other quantities as they are.
+func resizeText(pending string) string {
+	units := map[string]string{"vcpus": "vCPUs", "memory_mib": "MiB of memory"}
+	parts := strings.Split(pending, ",")
+	for i, part := range parts {
+		key, value, _ := strings.Cut(part, "=")
+		if unit, ok := units[key]; ok {
+			parts[i] = value + " " + unit
+		}
+	}
+	return strings.Join(parts, ", ")
+}
 
 // spec returns the parts of the spec that change the size of a VM. A part that is given replaces the whole part, so it
 // has the other fields of the present one.

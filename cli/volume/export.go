@@ -69,12 +69,12 @@ the format "rbd diff v1" of Ceph; ` + "`trivet volume import`" + ` and the progr
 			return err
 		}
 		if snapshot != "" {
-			if e.state.Snapshot, err = findSnapshot(ctx, s, conn, snapshot); err != nil {
+			if e.state.Snapshot, err = image.FindSnapshot(ctx, s, conn, snapshot); err != nil {
 				return err
 			}
 		}
 		if since != "" {
-			if e.state.Since, err = findSnapshot(ctx, s, conn, since); err != nil {
+			if e.state.Since, err = image.FindSnapshot(ctx, s, conn, since); err != nil {
 				return err
 			}
 		}

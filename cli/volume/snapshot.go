@@ -274,7 +274,7 @@ func showSnapshotCommand(s *session.Session) *cobra.Command {
 	c := snapshotArgCommand(s, "show SNAPSHOT", "Show a snapshot")
 	session.Many(c)
 	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
-		id, err := findSnapshot(ctx, s, conn, name)
+		id, err := image.FindSnapshot(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}
@@ -294,7 +294,7 @@ func deleteSnapshotCommand(s *session.Session) *cobra.Command {
 	c := snapshotArgCommand(s, "delete SNAPSHOT", "Delete a snapshot")
 	session.Many(c)
 	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
-		id, err := findSnapshot(ctx, s, conn, name)
+		id, err := image.FindSnapshot(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}
@@ -314,28 +314,6 @@ func snapshotArgCommand(s *session.Session, use, short string) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: session.Exactly("SNAPSHOT")}
 	c.ValidArgsFunction = session.FirstArg(snapshotNames(s))
 	return c
-}
-
-// findSnapshot returns the ID of the snapshot with a name or ID. If nameOrID is an ID, findSnapshot returns it without
-// checking that the snapshot exists.
-func findSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
-	if session.IsID(nameOrID) {
-		return nameOrID, nil
-	}
-	if err := cloud.CheckName("snapshot", nameOrID); err != nil {
-		return "", session.Usagef("%q is not a valid name or ID of a snapshot", nameOrID)
-	}
-	all, err := snapshots(s, new(string)).All(ctx, conn)
-	if err != nil {
-		return "", err
-	}
-	var matches []session.Match
-	for _, one := range all {
-		if one.GetName() == nameOrID {
-			matches = append(matches, session.Match{ID: one.GetId(), About: fmt.Sprintf("%s of volume %s", snapshotStatus(one), one.GetVolumeId())})
-		}
-	}
-	return session.One("snapshot", s.Scope(), nameOrID, matches)
 }
 
 func snapshotNames(s *session.Session) cobra.CompletionFunc {

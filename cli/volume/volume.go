@@ -128,7 +128,7 @@ func (f *createFlags) create(ctx context.Context, s *session.Session, conn *dial
 func createFromSnapshot(
 	ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVolumeRequest, nameOrID string,
 ) (*vmv1.Volume, error) {
-	id, err := findSnapshot(ctx, s, conn, nameOrID)
+	id, err := image.FindSnapshot(ctx, s, conn, nameOrID)
 	if err != nil {
 		return nil, err
 	}
@@ -282,7 +282,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 		if _, err := vmv1.NewVolumeServiceClient(conn).DeleteVolume(ctx, &vmv1.DeleteVolumeRequest{
 			OrgId: org, ProjectId: project, VolumeId: id,
 		}); err != nil {
-			return err
+			return session.WithNames(err, lookup.NameOf(ctx, s, conn))
 		}
 		return s.Done(name, "deleted")
 	})
@@ -296,9 +296,22 @@ func argCommand(s *session.Session, use, short string) *cobra.Command {
 	return c
 }
 
-// Find returns the ID of the volume with a name or ID. It makes no call for an ID.
+// Find returns the ID of the volume with a name or ID. It makes no call for an ID. An operator can name a volume of any
+// project by its ID.
 func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
+		s.LookUpByID(func() (org, project string, err error) {
+			all, err := listedIn(s, &scope{all: true}).All(ctx, conn)
+			if err != nil {
+				return "", "", err
+			}
+			for _, v := range all {
+				if v.GetId() == nameOrID {
+					return v.GetOrgId(), v.GetProjectId(), nil
+				}
+			}
+			return "", "", session.NotFound("", "no volume has the ID %s", nameOrID)
+		})
 		return nameOrID, nil
 	}
 	if err := cloud.CheckName("volume", nameOrID); err != nil {

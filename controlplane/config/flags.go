@@ -21,7 +21,7 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 	f.Var(&c.Cluster, "cluster", "all members, this one included")
 	f.StringSliceVar(&c.Join, "join", c.Join, "members of the cluster that this one is added to, as HOST or HOST:PORT")
 	f.StringVar(&c.ClusterKey, "cluster-key", c.ClusterKey, "file with the key that all members share")
-	f.StringVar(&c.JoinToken, "join-token", c.JoinToken, "file with the token of `trivet cluster token` that brings that key to a member that joins")
+	f.StringVar(&c.JoinToken, "join-token", c.JoinToken, "file with the token of \"trivet cluster token\" that brings that key to a member that joins")
 	f.BoolVar(&c.Dev, "dev", c.Dev, "let every caller act in project default (one member, loopback only)")
 	f.StringVar(&c.MetricsListen, "metrics-listen", c.MetricsListen, "host:port for /metrics and /targets")
 	f.StringVar(&c.MetricsAddress, "metrics-address", c.MetricsAddress, "host:port at which Prometheus reaches metrics-listen (default: metrics-listen, unless it is a loopback address)")

@@ -77,6 +77,9 @@ func CheckName(field, s string) error {
 // CheckCallerID returns an InvalidArgument fault if s is not a valid ID of a user, an org or a project. These IDs are
 // chosen by callers.
 func CheckCallerID(field, s string) error {
+	if s == "" {
+		return fault.Invalid(field, "is required")
+	}
 	if !callerID.MatchString(s) {
 		return fault.Invalid(field, "must be 1 to 63 characters of A-Z, a-z, 0-9 and ._@-, starting with a letter or digit")
 	}

@@ -16,9 +16,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Find returns the ID of the VM with a name or ID. It makes no call for an ID.
+// Find returns the ID of the VM with a name or ID. It makes no call for an ID. An operator can name a VM of any project
+// by its ID.
 func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
+		s.LookUpByID(func() (org, project string, err error) {
+			vms, _, err := AllProjects(ctx, s, conn, fmt.Sprintf("id = %q", nameOrID), 0)
+			if err != nil {
+				return "", "", err
+			}
+			if len(vms) == 0 {
+				return "", "", session.NotFound("", "no VM has the ID %s", nameOrID)
+			}
+			return vms[0].GetOrgId(), vms[0].GetProjectId(), nil
+		})
 		return nameOrID, nil
 	}
 	matches, err := Matches(ctx, s, conn, nameOrID)

@@ -183,7 +183,7 @@ func TestDev(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 
 	_, err = auth.Admit(w.as(w.first, w.token(dev, tokenRequest{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
-	require.ErrorContains(t, err, "proved nothing", "without --dev the same token must give no access")
+	require.ErrorContains(t, err, "is unauthenticated", "without --dev the same token must give no access")
 }
 
 // TestInvalidUserCalls checks the errors of calls about users with invalid arguments or without permission.

@@ -48,6 +48,8 @@ func TestScopedTokenUnbindsOnlyWithinItsScope(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 	f, _ := fault.From(err)
 	require.Equal(t, auth.TokenScope, f.Reason)
+	err = errOf(r.UnbindRole(inLairOnly, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(cloud.Binding{Role: cloud.BillingAdmin})}))
+	require.True(t, fault.Is(err, fault.PermissionDenied), "a role in the whole cloud: %v", err)
 	err = errOf(r.DeclineInvitation(inLairOnly, &identityv1.DeclineInvitationRequest{Binding: oneOnWire(other)}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 	at, err := auth.Admit(w.login("ada"), getVM, "acme", "web")

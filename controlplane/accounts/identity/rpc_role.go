@@ -77,13 +77,16 @@ func admitGrant(ctx context.Context, method, user string, b *identityv1.Binding)
 // isOwnRole is called when UnbindRole was refused; the parameter refused is the error. It reports whether the caller c
 // may remove the role b nevertheless, because it is the caller's own. This is so if c is authenticated, is the user
 // that the call names, and has the role. Without the role, anybody could use up the budget of the role's org, to which
-// the call is charged. If the call was refused because the token is limited to another tenant, isOwnRole returns false.
+// the call is charged. The role must be within the scope of the caller's token.
 func isOwnRole(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
 	f, ok := fault.From(refused)
 	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {
 		return false
 	}
-	return c != nil && c.Authenticated() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
+	if c == nil || c.Scope.Project != "" && b.Tenant() != c.Scope || c.Scope.Org != "" && b.Org != c.Scope.Org {
+		return false
+	}
+	return c.Authenticated() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
 }
 
 func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {

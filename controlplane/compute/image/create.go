@@ -77,7 +77,7 @@ func prepare(ctx context.Context, i *cloud.Image) error {
 func setProject(ctx context.Context, i *cloud.Image) error {
 	caller := auth.CallerOf(ctx)
 	if i.Project = caller.ProjectIn(i.Org); i.Project == "" && !caller.IsCloudAdmin() {
-		return fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name the project in the metadata trivet-project, or request a token with its project_id").
+		return fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name the project with the metadata trivet-project, or request a token for the project").
 			WithReason(auth.TenantRequired)
 	}
 	return nil

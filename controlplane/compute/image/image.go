@@ -242,7 +242,7 @@ func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	}
 	for _, i := range all {
 		if t.Project != "" && i.Value.Project == t.Project || t.Project == "" && i.Value.Org == t.Org {
-			return fault.New(fault.FailedPrecondition, "image %s still exists: delete the images first", i.Value.ID)
+			return fault.New(fault.FailedPrecondition, "image %s (%s) still exists: delete the images first", i.Value.Name, i.Value.ID)
 		}
 	}
 	return nil

@@ -45,7 +45,7 @@ func (s *Service) checkSnapshot(ctx context.Context, i *cloud.Image) error {
 	}
 	t := cloud.Tenant{Org: i.Org, Project: auth.CallerOf(ctx).ProjectIn(i.Org)}
 	if t.Project == "" {
-		return fault.New(fault.PermissionDenied, "name the project of the snapshot in the metadata trivet-project, or request a token with its project_id").
+		return fault.New(fault.PermissionDenied, "name the project of the snapshot with the metadata trivet-project, or request a token for the project").
 			WithReason(auth.TenantRequired)
 	}
 	return s.opts.Snapshots.Check(ctx, t, snapshotOf(i))

@@ -121,6 +121,10 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 			return nil, err
 		}
 		out[i] = convert.Node(&seen, state, last)
+		if !admin {
+			// Absent messages, because zeros would say that the host has no room.
+			out[i].Capacity, out[i].Allocatable, out[i].Allocated = nil, nil, nil
+		}
 	}
 	return out, nil
 }

@@ -1,12 +1,15 @@
 package vm
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -125,4 +128,21 @@ func TestGuestAddresses(t *testing.T) {
 	got := r.toProto(w.as(acme, ""), w.get(vm.ID)).GetStatus().GetIpAddresses()
 	require.Equal(t, []string{"172.17.0.1", "172.18.0.1"}, got[:2])
 	require.LessOrEqual(t, len(got), 64)
+}
+
+// TestProcessIDIsForOperators checks that only a system:admin gets the ID of a VM's process on its host.
+func TestProcessIDIsForOperators(t *testing.T) {
+	w := newWorld(t)
+	w.AddHost("h1", plenty())
+	vm := w.createInState(cloud.Running, "web")
+	w.report(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) { o.PID = 4711 })
+	tenant := w.as(acme, "")
+	operator := w.as(acme, "")
+	auth.CallerOf(operator).Bindings = []cloud.Binding{{Role: cloud.SystemAdmin}}
+	r := &viewServer{server: server{s: w.vms}}
+	for ctx, want := range map[context.Context]uint32{tenant: 0, operator: 4711} {
+		d, err := r.GetVmDetails(ctx, &operatorv1.GetVmDetailsRequest{OrgId: string(acme.Org), ProjectId: string(acme.Project), VmId: string(vm.ID)})
+		require.NoError(t, err)
+		require.Equal(t, want, d.GetVm().GetStatus().GetHostPid())
+	}
 }

@@ -73,6 +73,9 @@ func (r *viewServer) GetVmDetails(ctx context.Context, in *operatorv1.GetVmDetai
 		return nil, err
 	}
 	out := &operatorv1.GetVmDetailsResponse{Vm: r.toProto(ctx, vm), NodeName: host, CpuModel: vm.CPUModel()}
+	if !auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{}) {
+		out.Vm.Status.HostPid = 0 // a process ID of the host is of no use without access to the host
+	}
 	out.GuestAddresses = vm.Unassigned(out.GetVm().GetStatus().GetIpAddresses())
 	if c := vm.Choice; c != nil && c.Node == vm.Node {
 		out.Placement = &operatorv1.Placement{ChosenAt: c.At, Reason: c.Reason}

@@ -156,7 +156,7 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	}
 	if !c.Authenticated() {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
-			"the token's holder proved nothing: ask for one with a registered name and its password")
+			"the token is unauthenticated: ask for one with a user ID and its password").WithReason(unauthenticatedToken)
 	}
 	tenant, err := resolve(ctx, c, rule, e.edge, cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)})
 	if err != nil {
@@ -249,8 +249,11 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 		// Name only roles that would admit the call. A role in a project grants no rights in its org or in the entire
 		// cloud, and a role in an org grants none in the entire cloud.
 		needs = slices.DeleteFunc(slices.Clone(needs), func(r cloud.Role) bool {
-			return tenant.Org == "" || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
+			return tenant == (cloud.Tenant{}) || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
 		})
+		if places := rule.places(c); tenant.Org == "" && len(places) > 0 {
+			return errUnnamed(c, method, places)
+		}
 	}
 	if len(needs) == 0 {
 		needs = []cloud.Role{cloud.SystemAdmin}
@@ -259,7 +262,10 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 		return fault.New(fault.PermissionDenied, "%s cannot call %s with the proof %s: the access it creates would outlive the credential", c.Name(), method.verb(), c.Proof)
 	}
 	f := fault.New(fault.PermissionDenied, "%s may not %s: it needs one of the roles %v", c.Name(), method.verb(), needs)
-	if tenant != (cloud.Tenant{}) {
+	switch {
+	case tenant.Org == "" && tenant.Project != "":
+		f.Message += " in project " + string(tenant.Project)
+	case tenant.Org != "":
 		f.Message += " in " + tenant.String()
 	}
 	return f

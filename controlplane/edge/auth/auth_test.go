@@ -44,8 +44,8 @@ func TestAdmit(t *testing.T) {
 		says         string
 	}{
 		{name: "no token", method: get, kind: fault.Unauthenticated, says: "Bearer"},
-		{name: "unauthenticated token", who: caller(cloud.ProofNone, op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "proved nothing"},
-		{name: "token without a proof", who: caller("", op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "proved nothing"},
+		{name: "unauthenticated token", who: caller(cloud.ProofNone, op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "is unauthenticated"},
+		{name: "token without a proof", who: caller("", op, in(cloud.SystemAdmin, "", "")), method: get, kind: fault.PermissionDenied, says: "is unauthenticated"},
 		{name: "no role", who: caller(cloud.ProofPassword, cloud.Tenant{}), method: get, kind: fault.PermissionDenied, says: "no role in any project"},
 		{name: "a host", who: &cloud.Caller{Node: "n"}, method: get, kind: fault.PermissionDenied, says: "not for hosts"},
 		{name: "role in one project, request names none", who: member, method: create, tenant: op},
@@ -101,7 +101,16 @@ func TestAdmit(t *testing.T) {
 		{name: "credit: another project's wallet", who: member, edge: REST, method: wallet, project: "q", kind: fault.PermissionDenied, says: "no project q"},
 		{name: "credit: viewer reads", who: viewer, method: wallet, tenant: op},
 		{name: "credit: viewer reserves", who: viewer, method: reserve, kind: fault.PermissionDenied, says: "may not"},
-		{name: "credit: billing with an unauthenticated token", who: caller(cloud.ProofNone, op, in(cloud.BillingAdmin, "", "")), method: topUp, project: "p", kind: fault.PermissionDenied, says: "proved nothing"},
+		{name: "credit: billing with an unauthenticated token", who: caller(cloud.ProofNone, op, in(cloud.BillingAdmin, "", "")), method: topUp, project: "p", kind: fault.PermissionDenied, says: "is unauthenticated"},
+		{name: "unnamed org, org admin of one", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "o", "")), method: identity + "CreateProject", kind: fault.PermissionDenied, says: "u may not CreateProject in the whole cloud: name the org with org_id o"},
+		{name: "unnamed org, org admin of two", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "x", ""), in(cloud.OrgAdmin, "o", "")), method: identity + "ListGroups", kind: fault.PermissionDenied, says: "name one of o, x with org_id"},
+		{name: "unnamed org, project admin", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.ProjectAdmin, "o", "p")), method: identity + "ListBindings", kind: fault.PermissionDenied, says: "name the project with org_id o and project_id p"},
+		{name: "unnamed org, org admin names a project", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "o", "")), method: identity + "ListAuditRecords", project: "p", kind: fault.PermissionDenied, says: "name the org with org_id o"},
+		{name: "unnamed org, project admin where only an org admin may call", who: caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.ProjectAdmin, "o", "p")), method: identity + "ListAuditRecords", project: "p", kind: fault.PermissionDenied, says: "[org:admin] in project p"},
+		{name: "unnamed org, a project's token", who: caller(cloud.ProofPassword, op, in(cloud.ProjectAdmin, "o", "p")), method: identity + "ListBindings", kind: fault.PermissionDenied, says: "name the project with org_id o and project_id p"},
+		{name: "unnamed org, an org's token", who: caller(cloud.ProofPassword, cloud.Tenant{Org: "o"}, in(cloud.OrgAdmin, "o", ""), in(cloud.OrgAdmin, "x", "")), method: identity + "ListBindings", kind: fault.PermissionDenied, says: "name the org with org_id o"},
+		{name: "a project's token of an org admin", who: orgAdmin, method: identity + "CreateProject", org: "o", kind: fault.PermissionDenied, says: "limited to o/q and cannot be used for o"},
+		{name: "a project's token of a member on an operator's call", who: caller(cloud.ProofPassword, op, in(cloud.ProjectMember, "o", "p")), method: operators + "ClusterStatus", kind: fault.PermissionDenied, says: "needs one of the roles [system:admin]"},
 		{name: "unknown method", who: admin, method: "/x/Y", kind: fault.PermissionDenied, says: "not open"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

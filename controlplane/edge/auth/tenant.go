@@ -65,6 +65,8 @@ const (
 	// TenantRequired means that the call names no tenant and the caller has no default. The call may be admitted if it
 	// names a project or an org.
 	TenantRequired = "TENANT_REQUIRED"
+	// unauthenticatedToken means that the holder of the token did not prove its identity.
+	unauthenticatedToken = "UNAUTHENTICATED_TOKEN"
 	// TokenScope means that the call names a tenant outside the scope of the token.
 	TokenScope = "TOKEN_SCOPE"
 )
@@ -88,14 +90,17 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	switch rule.Scope {
 	case Nowhere:
 		if c.Scope != (cloud.Tenant{}) && !slices.Contains(rule.Roles, anyProven[0]) {
+			if !rule.allows(c, cloud.Tenant{}) {
+				return cloud.Tenant{}, refusal(c, Method(c.Method), rule, cloud.Tenant{})
+			}
 			return cloud.Tenant{}, errOutsideScope("the token is limited to %s: ask for one without org_id and project_id", c.Scope)
 		}
 		return cloud.Tenant{}, nil
 	case OfPlace:
-		return place(c.Scope, asked)
+		return place(c, rule, asked)
 	case OfProjectOrOrg:
 		if asked.Org != "" && asked.Project == "" {
-			return place(c.Scope, asked)
+			return place(c, rule, asked)
 		}
 		rule.Scope = OfNamedProject
 	}
@@ -136,16 +141,63 @@ func withChosen(asked, chosen cloud.Tenant) cloud.Tenant {
 }
 
 // place determines the tenant of a method of the scope OfPlace. It returns the tenant in the request (asked), or an
-// error if that tenant is outside the token's scope.
-func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
-	if scope.Project != "" && asked != scope || scope.Org != "" && asked.Org != scope.Org {
-		where := asked.String()
-		if where == "" {
-			where = "the cloud"
-		}
-		return cloud.Tenant{}, errOutsideScope("the token is limited to %s and cannot be used for %s", scope, where)
+// error if that tenant is outside the token's scope. For a request about the whole cloud, the error is about the scope
+// only if a token without a scope would be admitted.
+func place(c *cloud.Caller, rule Rule, asked cloud.Tenant) (cloud.Tenant, error) {
+	scope := c.Scope
+	if (scope.Project == "" || asked == scope) && (scope.Org == "" || asked.Org == scope.Org) {
+		return asked, nil
 	}
-	return asked, nil
+	if asked == (cloud.Tenant{}) && !rule.allows(c, asked) {
+		return cloud.Tenant{}, refusal(c, Method(c.Method), rule, asked)
+	}
+	where := asked.String()
+	if where == "" {
+		where = "the cloud"
+	}
+	return cloud.Tenant{}, errOutsideScope("the token is limited to %s and cannot be used for %s", scope, where)
+}
+
+// places returns the orgs and projects in which the roles of the caller c suffice for a method of the scope OfPlace. It
+// considers only roles within the scope of the caller's token.
+func (r Rule) places(c *cloud.Caller) (all []cloud.Tenant) {
+	inProjects := slices.ContainsFunc(r.Roles, func(role cloud.Role) bool { return strings.HasPrefix(string(role), "project:") })
+	candidates := []cloud.Tenant{c.Scope}
+	if c.Scope.Project == "" {
+		candidates = nil
+		for _, b := range c.Bindings {
+			if c.Scope.Org == "" || b.Org == c.Scope.Org {
+				candidates = append(candidates, b.Tenant())
+			}
+		}
+	}
+	for _, t := range candidates {
+		if t.Org != "" && (t.Project == "" || inProjects) && r.allows(c, t) && !slices.Contains(all, t) {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// errUnnamed returns the error for a call of a method of the scope OfPlace that names no org, by a caller whose roles
+// suffice in the given orgs and projects, of which there is at least one.
+func errUnnamed(c *cloud.Caller, method Method, places []cloud.Tenant) error {
+	name := "the org with org_id " + places[0].String()
+	if t := places[0]; t.Project != "" {
+		name = "the project with org_id " + string(t.Org) + " and project_id " + string(t.Project)
+	}
+	if len(places) > 1 {
+		names, fields := make([]string, len(places)), "org_id"
+		for i, t := range places {
+			names[i] = t.String()
+			if t.Project != "" {
+				fields = "org_id and project_id"
+			}
+		}
+		slices.Sort(names)
+		name = "one of " + strings.Join(names, ", ") + " with " + fields
+	}
+	return fault.New(fault.PermissionDenied, "%s may not %s in the whole cloud: name %s", c.Name(), method.verb(), name).WithReason(TenantRequired)
 }
 
 // resolveNarrowed returns the tenant of a call whose token is limited to one project: that project or, for a method

@@ -51,7 +51,7 @@ type VmViewServiceClient interface {
 	// WatchAllVms is like WatchVms for the VMs of all projects. It is for system:admin, as ListAllVms.
 	WatchAllVms(ctx context.Context, in *WatchAllVmsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchAllVmsResponse], error)
 	// GetVmDetails returns a VM with why it is on its host, and its last changes of state. It is for everybody who may
-	// call VmService.GetVm. Repeats read anew. NOT_FOUND: the VM.
+	// call VmService.GetVm. Only a system:admin gets status.host_pid. Repeats read anew. NOT_FOUND: the VM.
 	GetVmDetails(ctx context.Context, in *GetVmDetailsRequest, opts ...grpc.CallOption) (*GetVmDetailsResponse, error)
 }
 
@@ -142,7 +142,7 @@ type VmViewServiceServer interface {
 	// WatchAllVms is like WatchVms for the VMs of all projects. It is for system:admin, as ListAllVms.
 	WatchAllVms(*WatchAllVmsRequest, grpc.ServerStreamingServer[WatchAllVmsResponse]) error
 	// GetVmDetails returns a VM with why it is on its host, and its last changes of state. It is for everybody who may
-	// call VmService.GetVm. Repeats read anew. NOT_FOUND: the VM.
+	// call VmService.GetVm. Only a system:admin gets status.host_pid. Repeats read anew. NOT_FOUND: the VM.
 	GetVmDetails(context.Context, *GetVmDetailsRequest) (*GetVmDetailsResponse, error)
 	mustEmbedUnimplementedVmViewServiceServer()
 }
