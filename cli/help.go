@@ -11,7 +11,7 @@ var groups = []struct {
 	title    string
 	commands []string
 }{
-	{"VMs and storage", []string{"vm", "image", "volume", "snapshot", "storage-class"}},
+	{"VMs and storage", []string{"vm", "instance-type", "image", "volume", "snapshot", "storage-class"}},
 	{"Networks", []string{"network"}},
 	{"Data and credit", []string{"kv", "wallet", "quota"}},
 	{"Login", []string{"login", "logout", "context", "whoami", "token", "invitation"}},

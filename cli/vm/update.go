@@ -1,12 +1,14 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/instancetype"
 	"github.com/trivet-cloud/trivet/cli/session"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -17,15 +19,20 @@ type change struct {
 	labels, metadata map[string]string
 	vcpus            uint32
 	memoryMiB        uint64
+	// instanceType is the name of the instance type whose processors and memory the VM gets if vcpus and memoryMiB are 0.
+	instanceType string
 }
 
 // size holds the flags for processors and memory.
 type size struct {
-	vcpus  uint32
-	memory string
+	instanceType string
+	vcpus        uint32
+	memory       string
 }
 
-func (x *size) add(c *cobra.Command) {
+func (x *size) add(s *session.Session, c *cobra.Command) {
+	c.Flags().StringVar(&x.instanceType, "type", "", "instance type, for the processors and the memory that are not given")
+	_ = c.RegisterFlagCompletionFunc("type", instancetype.Names(s)) // its only error is for an unknown flag
 	c.Flags().Uint32Var(&x.vcpus, "vcpus", 0, "number of processors (default: as it is)")
 	c.Flags().StringVar(&x.memory, "memory", "", "memory in MiB, or with a unit: 2G (default: as it is)")
 }
@@ -35,7 +42,10 @@ func (x *size) addTo(c *cobra.Command, to *change) error {
 	if c.Flags().Changed("vcpus") && x.vcpus == 0 {
 		return session.Usagef("--vcpus: want 1 or more")
 	}
-	to.vcpus = x.vcpus
+	if c.Flags().Changed("type") && x.instanceType == "" {
+		return errNoTypeName()
+	}
+	to.vcpus, to.instanceType = x.vcpus, x.instanceType
 	if x.memory == "" {
 		return nil
 	}
@@ -47,19 +57,22 @@ func (x *size) addTo(c *cobra.Command, to *change) error {
 	return nil
 }
 
+func errNoTypeName() error { return session.Usagef("--type: want the name of an instance type") }
+
 func updateCommand(s *session.Session) *cobra.Command {
 	var labels, metadata []string
 	var x size
 	c := vmArgCommand(s, "update VM", "Change the labels, the metadata, the processors and the memory of a VM")
 	c.Long = `Change a VM, in any state. Labels and metadata that are not given stay. An empty value removes a pair. "trivet vm label"
-changes labels, too. ` + sizeHelp
+changes labels, too. ` + sizeHelp + typeHelp
 	c.Example = `  trivet vm update web --metadata trivet/guest-exec=allowed
   trivet vm update web --label env=prod --label old=
-  trivet vm update web --vcpus 4 --memory 8G`
+  trivet vm update web --vcpus 4 --memory 8G
+  trivet vm update web --type large`
 	c.Flags().StringArrayVar(&labels, "label", nil, "KEY=VALUE, or KEY= to remove the label, repeatable")
 	c.Flags().StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
-	x.add(c)
-	session.RequireOne(c, "label", "metadata", "vcpus", "memory")
+	x.add(s, c)
+	session.RequireOne(c, "label", "metadata", "type", "vcpus", "memory")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		var to change
 		if to.labels, err = session.Pairs("label", labels); err != nil {
@@ -82,6 +95,9 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 	if err != nil {
 		return err
 	}
+	if err := x.applyType(ctx, conn); err != nil {
+		return err
+	}
 	req := &vmv1.UpdateVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Labels: x.labels, Metadata: x.metadata}
 	if x.vcpus > 0 || x.memoryMiB > 0 {
 		vm, err := t.read(ctx)
@@ -99,6 +115,28 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 	}
 	if pending := vm.GetMetadata()[cloud.PendingResize]; req.GetSpec() != nil && pending != "" {
 		s.Note("%s has %s at its next start or reboot", vm.GetName(), pending)
+	}
+	return nil
+}
+
+// applyType sets the sizes that the change does not have to those of the instance type. If the VM then has the processors
+// and the memory of the type, applyType adds the metadata that names the type. Otherwise the control plane removes this
+// metadata when the size changes.
+func (x *change) applyType(ctx context.Context, conn *dial.Conn) error {
+	if x.instanceType == "" {
+		return nil
+	}
+	t, err := instancetype.Find(ctx, conn, x.instanceType)
+	if err != nil {
+		return err
+	}
+	x.vcpus = cmp.Or(x.vcpus, t.GetVcpus())
+	x.memoryMiB = cmp.Or(x.memoryMiB, t.GetMemoryMib())
+	if x.vcpus == t.GetVcpus() && x.memoryMiB == t.GetMemoryMib() {
+		if x.metadata == nil {
+			x.metadata = map[string]string{}
+		}
+		x.metadata[cloud.InstanceTypeKey] = t.GetName()
 	}
 	return nil
 }
