@@ -28,7 +28,7 @@ func TestApplyComparesAllFlags(t *testing.T) {
 		"volume":         {"class label metadata size", "image snapshot"},
 		"vm": {"cdrom cmdline cores-per-socket cpu-model cpu-policy disk firmware hugepages image initrd kernel label memory " +
 			"metadata network os-type rtc secure-boot sockets tpm vcpus volume " +
-			"affinity affinity-soft anti-affinity anti-affinity-soft ha ha-priority host restart-policy spread spread-group", "no-wait ssh-key start user-data wait"},
+			"affinity affinity-soft anti-affinity anti-affinity-soft ha ha-priority host restart-policy spread spread-group type", "no-wait ssh-key start user-data wait"},
 	}
 	s, _ := commands(session.Shell{
 		Env: func(string) string { return "" }, Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now,

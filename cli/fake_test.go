@@ -80,6 +80,7 @@ type fakeCloud struct {
 	storage   *fakeStorage
 	snapshots fakeSnapshots
 	views     fakeViews
+	types     fakeInstanceTypes
 }
 
 type watched struct {
@@ -108,6 +109,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 	c.storage = &fakeStorage{cloud: c}
 	c.snapshots.cloud = c
 	c.views.cloud = c
+	c.types.cloud = c
 	for _, m := range members {
 		l := bufconn.Listen(1 << 16)
 		c.members[m+":50051"] = l
@@ -123,6 +125,7 @@ func newCloud(t *testing.T, secure credentials.TransportCredentials, members ...
 		vmv1.RegisterNodeServiceServer(s, c)
 		operatorv1.RegisterOperatorServiceServer(s, c)
 		operatorv1.RegisterVmViewServiceServer(s, &c.views)
+		operatorv1.RegisterInstanceTypeServiceServer(s, &c.types)
 		consolev1.RegisterConsoleServiceServer(s, c)
 		identityv1.RegisterIdentityServiceServer(s, c.people)
 		networkv1.RegisterNetworkServiceServer(s, c.net)

@@ -11,7 +11,7 @@ var groups = []struct {
 	title    string
 	commands []string
 }{
-	{"VMs and storage", []string{"vm", "image", "volume", "snapshot", "storage-class", "apply"}},
+	{"VMs and storage", []string{"vm", "instance-type", "image", "volume", "snapshot", "storage-class", "apply"}},
 	{"Networks", []string{"network"}},
 	{"Data and credit", []string{"kv", "wallet", "quota"}},
 	{"Login", []string{"login", "logout", "context", "whoami", "token", "invitation"}},

@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/cluster"
 	"github.com/trivet-cloud/trivet/cli/identity"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/instancetype"
 	"github.com/trivet-cloud/trivet/cli/kv"
 	"github.com/trivet-cloud/trivet/cli/login"
 	"github.com/trivet-cloud/trivet/cli/network"
@@ -85,7 +86,7 @@ state that does not allow it, a quota), 6 unreachable, 7 timed out, 130 interrup
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
 	root.AddCommand(apply.Command(s, "vm", append(network.Kinds(), volume.Kind(), vm.Kind())...))
-	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.SnapshotCommand(s), volume.ClassCommand(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s),
+	root.AddCommand(image.Command(s), vm.Command(s), volume.Command(s), volume.SnapshotCommand(s), volume.ClassCommand(s), instancetype.Command(s), network.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s),
 		version.Command(s))
 	s.Finish(root)
 	arrangeHelp(root)

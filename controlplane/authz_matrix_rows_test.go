@@ -18,6 +18,7 @@ const (
 	guests         = "/guest.v1.GuestService/"
 	operators      = "/operator.v1.OperatorService/"
 	vmViews        = "/operator.v1.VmViewService/"
+	instanceTypes  = "/operator.v1.InstanceTypeService/"
 )
 
 // webRequest returns a request body that names project web, with the further fields in more.
@@ -93,6 +94,12 @@ var computeRows = []row{
 	{name: nodes + "CordonNode", body: `{"node_id":"$uuid"}`, allowed: "NOT_FOUND"},
 	{name: nodes + "UncordonNode", body: `{"node_id":"$uuid"}`, allowed: "NOT_FOUND"},
 	{name: nodes + "DrainNode", body: `{"node_id":"$uuid"}`, allowed: "NOT_FOUND"},
+
+	{name: instanceTypes + "CreateInstanceType", body: `{}`, allowed: "INVALID_ARGUMENT"},
+	{name: instanceTypes + "GetInstanceType", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
+	{name: instanceTypes + "ListInstanceTypes", body: `{}`, allowed: "OK"},
+	{name: instanceTypes + "UpdateInstanceType", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
+	{name: instanceTypes + "DeleteInstanceType", body: `{"name":"none"}`, allowed: "NOT_FOUND"},
 
 	{name: operators + "ClusterStatus", body: `{}`, allowed: "OK"},
 	{name: operators + "CreateNodeToken", body: `{}`, allowed: "OK"},

@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/cluster/operator"
 	"github.com/trivet-cloud/trivet/controlplane/compute/console"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
+	"github.com/trivet-cloud/trivet/controlplane/compute/instancetype"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/snapshot"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
@@ -91,6 +92,7 @@ type member struct {
 	volumes        *volume.Service
 	snapshots      *snapshot.Service
 	storageClasses *storageclass.Service
+	instanceTypes  *instancetype.Service
 	credits        *credit.Service
 	bills          *billing.Service
 	networks       *network.Service

@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/console"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image/websource"
+	"github.com/trivet-cloud/trivet/controlplane/compute/instancetype"
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/compute/snapshot"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
@@ -138,6 +139,7 @@ func (m *member) listServices(context.Context) error {
 				{Name: "drain hosts", Every: vm.DrainEvery, Run: m.vms.StepDrains},
 			},
 		},
+		{rpc: m.instanceTypes.Register}, // its REST API is on the listener for VMs
 		{ // consoles of VMs; their REST API is on the listener for VMs
 			rpc:   m.consoles.Register,
 			tasks: []leader.Task{{Name: "expire console tickets", Every: console.ExpireEvery, Run: m.consoles.Expire}},
@@ -224,6 +226,7 @@ func (m *member) newCompute(context.Context) error {
 		Store: m.records, Commands: m.commands, Log: m.log.With("service", "credit"), Project: walletProject, Metrics: m.metrics.registry,
 	})
 	m.bills = newBilling(m.config.Billing, m.records, m.credits, m.log)
+	m.instanceTypes = instancetype.New(m.records, m.commands)
 	m.storageClasses = storageclass.New(m.records, m.commands, m.key)
 	volumes := volume.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log.With("service", "volume")}
 	if m.config.Billing.Enabled {
@@ -254,8 +257,8 @@ func (m *member) newCompute(context.Context) error {
 	return nil
 }
 
-// computeRoutes registers the REST APIs of VMs, images, volumes, snapshots, storage classes, hosts and operators, which
-// share a listener.
+// computeRoutes registers the REST APIs of VMs, images, volumes, snapshots, storage classes, instance types, hosts and
+// operators, which share a listener.
 func (m *member) computeRoutes(s *rest.Server) {
 	m.vms.Routes(s)
 	m.consoles.Routes(s)
@@ -263,6 +266,7 @@ func (m *member) computeRoutes(s *rest.Server) {
 	m.volumes.Routes(s)
 	m.snapshots.Routes(s)
 	m.storageClasses.Routes(s)
+	m.instanceTypes.Routes(s)
 	m.nodes.Routes(s)
 	m.operators.Routes(s)
 }

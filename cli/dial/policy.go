@@ -53,6 +53,7 @@ var policies = map[string]policy{
 	storagev1.SnapshotService_CreateVmSnapshots_FullMethodName:        create,
 	storagev1.SnapshotService_CreateVolumeFromSnapshot_FullMethodName: create,
 	operatorv1.OperatorService_CreateNodeToken_FullMethodName:         create,
+	operatorv1.InstanceTypeService_CreateInstanceType_FullMethodName:  create,
 	vmv1.ImageService_BeginImageUpload_FullMethodName:                 create,
 
 	creditv1.CreditService_CreateWallet_FullMethodName:      create,
@@ -93,6 +94,10 @@ var policies = map[string]policy{
 	operatorv1.OperatorService_ClusterStatus_FullMethodName:         repeatable,
 	vmv1.ImageService_UploadImagePart_FullMethodName:                repeatable,
 	vmv1.ImageService_CompleteImageUpload_FullMethodName:            repeatable,
+
+	operatorv1.InstanceTypeService_GetInstanceType_FullMethodName:    repeatable,
+	operatorv1.InstanceTypeService_ListInstanceTypes_FullMethodName:  repeatable,
+	operatorv1.InstanceTypeService_UpdateInstanceType_FullMethodName: repeatable,
 
 	// Adding a rule is not retried, because a repetition would fail with ALREADY_EXISTS; so are deletes and removals, which
 	// would fail with NOT_FOUND.

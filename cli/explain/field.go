@@ -24,6 +24,8 @@ var arguments = []struct{ field, names, hint string }{
 	{"filter", "--filter", "such as: state = RUNNING AND labels.env = \"prod\""},
 	{"spec.cpu.vcpus", "--vcpus", ""},
 	{"spec.memory", "--memory", ""},
+	{"memory_mib", "--memory", ""},
+	{"root_disk_gib", "--disk", ""},
 	{"spec.disks", "--disk", ""},
 	{"spec.network", "--network", ""},
 	{"nic.id", "--id", ""},

@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/apply"
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/instancetype"
 	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
@@ -84,6 +85,9 @@ type comparison struct {
 	vm       *vmv1.VirtualMachine
 	resolver *network.Resolver
 
+	// typeName is the name of the instance type whose size the VM is to have, or empty.
+	typeName string
+
 	plan   apply.Plan
 	to     change
 	disks  []newDisk
@@ -93,7 +97,7 @@ type comparison struct {
 
 // compare returns the plan for the VM.
 func (x *comparison) compare(ctx context.Context) (*apply.Plan, error) {
-	for _, step := range []func(context.Context) error{x.size, x.boot, x.security, x.pairs, x.allDisks, x.allNICs} {
+	for _, step := range []func(context.Context) error{x.instanceType, x.size, x.boot, x.security, x.pairs, x.allDisks, x.allNICs} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -125,6 +129,30 @@ func (x *comparison) do(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// instanceType takes the sizes that the file does not give from the instance type that it names.
+func (x *comparison) instanceType(ctx context.Context) error {
+	if x.f.instanceType == "" {
+		return nil
+	}
+	t, err := instancetype.Find(ctx, x.conn, x.f.instanceType)
+	if err != nil {
+		return err
+	}
+	given := x.given
+	if !given("vcpus") {
+		x.f.vcpus = t.GetVcpus()
+	}
+	if !given("memory") {
+		x.f.memory = strconv.FormatUint(t.GetMemoryMib(), 10)
+	}
+	x.given = func(flag string) bool { return flag == "vcpus" || flag == "memory" || given(flag) }
+	memory, err := x.f.checkSize()
+	if x.f.vcpus == t.GetVcpus() && memory == t.GetMemoryMib() {
+		x.typeName = t.GetName()
+	}
+	return err
 }
 
 // size compares the processors and the memory. A pending resize counts as done, so that it is not requested again.
@@ -254,6 +282,9 @@ func (x *comparison) pairs(ctx context.Context) error {
 		if metadata[cloud.CDROMKey], err = image.Find(ctx, x.s, x.conn, x.f.machine.cdrom); err != nil {
 			return err
 		}
+	}
+	if x.typeName != "" {
+		metadata[cloud.InstanceTypeKey] = x.typeName
 	}
 	host, err := x.f.policy.findHost(ctx, x.conn)
 	if err != nil {

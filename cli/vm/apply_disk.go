@@ -108,7 +108,7 @@ func (x *comparison) missingDisk(ctx context.Context, d disk) (err error) {
 			return err
 		}
 		if d.sizeGiB == 0 {
-			if n.sizeGiB, err = defaultSize(ctx, x.conn, x.t.org, n.imageID); err != nil {
+			if n.sizeGiB, err = defaultSize(ctx, x.conn, x.t.org, n.imageID, 0); err != nil {
 				return err
 			}
 		}

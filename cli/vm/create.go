@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
+	"github.com/trivet-cloud/trivet/cli/instancetype"
 	"github.com/trivet-cloud/trivet/cli/network"
 	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -22,6 +24,7 @@ import (
 
 type createFlags struct {
 	file                    string
+	instanceType            string
 	image                   string
 	vcpus, sockets, cores   uint32
 	cpuModel                string
@@ -36,6 +39,10 @@ type createFlags struct {
 	wait                    session.Waiting
 	machine                 machineFlags
 	policy                  policyFlags
+
+	// rootDiskGiB is the size of the disk that the VM gets with --image and without --disk. It is 0 unless the instance
+	// type has such a size.
+	rootDiskGiB uint64
 }
 
 func createCommand(s *session.Session) *cobra.Command {
@@ -47,6 +54,10 @@ func createCommand(s *session.Session) *cobra.Command {
 the VM gets one disk of 10 GiB, or more if the image requires it. The command waits until the disks are complete and,
 with --start, until the VM runs; if it is interrupted, the VM is created all the same. With --start and --no-wait, the VM
 starts when its disks are complete.
+
+With --type, the VM gets the processors and the memory of an instance type ("trivet instance-type list"), unless --vcpus
+and --memory are given. If the type has a size for the disk, the disk that the VM gets without --disk has this size in
+place of 10 GiB. The VM keeps its size when the type is updated or deleted.
 
 A --disk is
   ` + diskForm + `,
@@ -84,6 +95,7 @@ mappings, and labels and metadata are mappings:
   networks: [{subnet: back, ip: 10.0.2.10, group: [db, ssh]}, default]
   labels: {env: prod}`,
 		Example: `  trivet vm create web --image debian --vcpus 2 --memory 2048 --disk 20 --disk 100,cache=none --label env=prod --start
+  trivet vm create small --image debian --type small --start
   trivet vm create shell --image debian --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.sh --start
   trivet vm create db --image debian --network back,ip=10.0.2.10,group=db --network default
   trivet vm create pet --volume root,boot --volume data --start
@@ -127,6 +139,7 @@ func (f *createFlags) register(s *session.Session, c *cobra.Command) {
 	p := c.Flags()
 	p.StringVarP(&f.file, "file", "f", "", "read the flags from this YAML file; - for standard input")
 	p.StringVar(&f.image, "image", "", "image of the first disk, by name or ID")
+	p.StringVar(&f.instanceType, "type", "", "instance type, for the sizes that are not given: see above")
 	p.Uint32Var(&f.vcpus, "vcpus", 1, "virtual CPUs")
 	p.Uint32Var(&f.sockets, "sockets", 0, "processor sockets that the guest sees (default 1)")
 	p.Uint32Var(&f.cores, "cores-per-socket", 0, "cores of each socket (default all)")
@@ -151,9 +164,10 @@ func (f *createFlags) register(s *session.Session, c *cobra.Command) {
 	for _, flag := range []string{"image", "kernel", "initrd", "cdrom"} {
 		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
-	_ = c.RegisterFlagCompletionFunc("host", node.Names(s))       // its only error is for an unknown flag
-	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))   // its only error is for an unknown flag
-	_ = c.RegisterFlagCompletionFunc("network", networkValues(s)) // its only error is for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("type", instancetype.Names(s)) // its only error is for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("host", node.Names(s))         // its only error is for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("volume", volume.Names(s))     // its only error is for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("network", networkValues(s))   // its only error is for an unknown flag
 }
 
 // create creates the VM that the flags describe, and waits for it as settle does.
@@ -164,6 +178,9 @@ func (f *createFlags) create(ctx context.Context, s *session.Session, conn *dial
 	}
 	req, disks, err := f.request(name)
 	if err != nil {
+		return nil, err
+	}
+	if err := f.applyType(ctx, conn, f.policy.changed, req); err != nil {
 		return nil, err
 	}
 	req.OrgId, req.ProjectId = s.Tenant()
@@ -305,6 +322,34 @@ func (f *createFlags) pairs() (labels, metadata map[string]string, err error) {
 	return labels, metadata, err
 }
 
+// applyType sets the sizes of the VM that the flags do not give to those of the instance type. given reports whether a
+// flag is given. If the VM then has the processors and the memory of the type, applyType adds the metadata that names
+// the type.
+func (f *createFlags) applyType(ctx context.Context, conn *dial.Conn, given func(flag string) bool, req *vmv1.CreateVmRequest) error {
+	switch {
+	case f.instanceType == "" && given("type"):
+		return errNoTypeName()
+	case f.instanceType == "":
+		return nil
+	}
+	t, err := instancetype.Find(ctx, conn, f.instanceType)
+	if err != nil {
+		return err
+	}
+	cpu, memory := req.GetSpec().GetCpu(), req.GetSpec().GetMemory()
+	if !given("vcpus") {
+		cpu.Vcpus = t.GetVcpus()
+	}
+	if !given("memory") {
+		memory.SizeMib = t.GetMemoryMib()
+	}
+	f.rootDiskGiB = t.GetRootDiskGib()
+	if cpu.GetVcpus() == t.GetVcpus() && memory.GetSizeMib() == t.GetMemoryMib() {
+		req.Metadata[cloud.InstanceTypeKey] = t.GetName()
+	}
+	return nil
+}
+
 // findImages looks up the images and volumes that the flags name. It creates a volume for each disk with a storage
 // class, and records these volumes in made. It adds the disks and the boot images to the request.
 func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVmRequest, disks []disk, made *newVolumes) error {
@@ -323,7 +368,7 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 			return err
 		}
 		if len(f.disks) == 0 && d.volume == "" {
-			if d.sizeGiB, err = defaultSize(ctx, conn, req.GetOrgId(), id); err != nil {
+			if d.sizeGiB, err = defaultSize(ctx, conn, req.GetOrgId(), id, f.rootDiskGiB); err != nil {
 				return err
 			}
 		}
@@ -355,8 +400,9 @@ func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *
 	return nil
 }
 
-// defaultSize returns the size in GiB of a disk that is a copy of an image, unless the user gives one.
-func defaultSize(ctx context.Context, conn *dial.Conn, org, image string) (uint64, error) {
+// defaultSize returns the size in GiB of a disk that is a copy of an image, unless the user gives one. typeGiB is the size
+// of the instance type, or 0.
+func defaultSize(ctx context.Context, conn *dial.Conn, org, image string, typeGiB uint64) (uint64, error) {
 	i, err := vmv1.NewImageServiceClient(conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: org, ImageId: image})
-	return max(cloud.DefaultDiskGiB, uint64(i.GetMinDiskGib())), err
+	return max(cmp.Or(typeGiB, cloud.DefaultDiskGiB), uint64(i.GetMinDiskGib())), err
 }

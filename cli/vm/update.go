@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
+	"github.com/trivet-cloud/trivet/cli/instancetype"
 	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -25,15 +27,20 @@ type change struct {
 	// If setHost is true, the VM is to be placed on host only, or, if host is nil, on any host.
 	setHost bool
 	host    *vmv1.Node
+	// instanceType is the name of the instance type whose processors and memory the VM gets if vcpus and memoryMiB are 0.
+	instanceType string
 }
 
 // size holds the flags for processors and memory.
 type size struct {
-	vcpus  uint32
-	memory string
+	instanceType string
+	vcpus        uint32
+	memory       string
 }
 
-func (x *size) add(c *cobra.Command) {
+func (x *size) add(s *session.Session, c *cobra.Command) {
+	c.Flags().StringVar(&x.instanceType, "type", "", "instance type, for the processors and the memory that are not given")
+	_ = c.RegisterFlagCompletionFunc("type", instancetype.Names(s)) // its only error is for an unknown flag
 	c.Flags().Uint32Var(&x.vcpus, "vcpus", 0, "number of processors (default: as it is)")
 	c.Flags().StringVar(&x.memory, "memory", "", "memory in MiB, or with a unit: 2G (default: as it is)")
 }
@@ -43,7 +50,10 @@ func (x *size) addTo(c *cobra.Command, to *change) error {
 	if c.Flags().Changed("vcpus") && x.vcpus == 0 {
 		return session.Usagef("--vcpus: want 1 or more")
 	}
-	to.vcpus = x.vcpus
+	if c.Flags().Changed("type") && x.instanceType == "" {
+		return errNoTypeName()
+	}
+	to.vcpus, to.instanceType = x.vcpus, x.instanceType
 	if x.memory == "" {
 		return nil
 	}
@@ -55,12 +65,14 @@ func (x *size) addTo(c *cobra.Command, to *change) error {
 	return nil
 }
 
+func errNoTypeName() error { return session.Usagef("--type: want the name of an instance type") }
+
 func updateCommand(s *session.Session) *cobra.Command {
 	var f policyFlags
 	var x size
 	c := vmArgCommand(s, "update VM", "Change the labels, the metadata, the processors and the memory of a VM")
 	c.Long = `Change a VM, in any state. Labels and metadata that are not given stay. An empty value removes a pair. "trivet vm label"
-changes labels, too. ` + sizeHelp + `
+changes labels, too. ` + sizeHelp + typeHelp + `
 
 --host chooses the host for the next time that the VM is placed; the VM stays where it is until then. --host "" removes
 the choice. The groups of a VM, such as --affinity, are fixed when it is created.`
@@ -68,13 +80,14 @@ the choice. The groups of a VM, such as --affinity, are fixed when it is created
   trivet vm update web --restart-policy on-failure --ha restart --ha-priority 80
   trivet vm update web --host host-2
   trivet vm update web --label env=prod --label old=
-  trivet vm update web --vcpus 4 --memory 8G`
+  trivet vm update web --vcpus 4 --memory 8G
+  trivet vm update web --type large`
 	c.Flags().StringArrayVar(&f.labels, "label", nil, "KEY=VALUE, or KEY= to remove the label, repeatable")
 	c.Flags().StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
-	x.add(c)
+	x.add(s, c)
 	f.register(c.Flags())
 	_ = c.RegisterFlagCompletionFunc("host", node.Names(s)) // its only error is for an unknown flag
-	session.RequireOne(c, "label", "metadata", "vcpus", "memory", "restart-policy", "ha", "ha-priority", "host")
+	session.RequireOne(c, "label", "metadata", "type", "vcpus", "memory", "restart-policy", "ha", "ha-priority", "host")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
 		var to change
 		if to.labels, err = f.labelPairs(); err != nil {
@@ -99,6 +112,9 @@ the choice. The groups of a VM, such as --affinity, are fixed when it is created
 func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) error {
 	t, err := find(ctx, s, conn, nameOrID)
 	if err != nil {
+		return err
+	}
+	if err := x.applyType(ctx, conn); err != nil {
 		return err
 	}
 	vm, err := x.update(ctx, t)
@@ -158,6 +174,28 @@ func resizeText(pending string) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// applyType sets the sizes that the change does not have to those of the instance type. If the VM then has the processors
+// and the memory of the type, applyType adds the metadata that names the type. Otherwise the control plane removes this
+// metadata when the size changes.
+func (x *change) applyType(ctx context.Context, conn *dial.Conn) error {
+	if x.instanceType == "" {
+		return nil
+	}
+	t, err := instancetype.Find(ctx, conn, x.instanceType)
+	if err != nil {
+		return err
+	}
+	x.vcpus = cmp.Or(x.vcpus, t.GetVcpus())
+	x.memoryMiB = cmp.Or(x.memoryMiB, t.GetMemoryMib())
+	if x.vcpus == t.GetVcpus() && x.memoryMiB == t.GetMemoryMib() {
+		if x.metadata == nil {
+			x.metadata = map[string]string{}
+		}
+		x.metadata[cloud.InstanceTypeKey] = t.GetName()
+	}
+	return nil
 }
 
 // spec returns the parts of the spec that change the size of a VM. A part that is given replaces the whole part, so it

@@ -78,6 +78,9 @@ func (w *CreateRequest) check() error {
 	if err := checkPolicy(w.Metadata); err != nil {
 		return err
 	}
+	if err := cloud.CheckInstanceTypeKey(w.Metadata); err != nil {
+		return err
+	}
 	if err := checkPlacementLabels(w.Labels); err != nil {
 		return err
 	}

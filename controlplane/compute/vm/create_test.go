@@ -102,6 +102,7 @@ func TestCreateRefuses(t *testing.T) {
 		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{cloud.NodeSelectorLabel: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
 		{"a selector that matches no host", func(q *CreateRequest) { q.Labels = map[string]string{cloud.NodeSelectorLabel: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
 		{"an invalid rule for tokens", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.MetadataTokens: "no"} }, fault.InvalidArgument, "metadata", []string{"required or optional"}},
+		{"an invalid name of an instance type", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.InstanceTypeKey: "a b"} }, fault.InvalidArgument, "metadata", []string{"the name of an instance type"}},
 		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
 		{"a metadata key with a typing error", func(q *CreateRequest) { q.Metadata = map[string]string{"trivet/restrat": "never"} }, fault.InvalidArgument, "metadata", []string{"trivet/restrat is unknown", cloud.RestartPolicy, UserData}},
 		{"a label with a typing error", func(q *CreateRequest) { q.Labels = map[string]string{"trivet/afinity": "db"} }, fault.InvalidArgument, "labels", []string{"trivet/afinity is unknown", cloud.AffinityLabel}},

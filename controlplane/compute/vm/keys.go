@@ -17,6 +17,7 @@ const reservedPrefix = "trivet/"
 var (
 	knownMetadata = []string{
 		cloud.CDROMKey, cloud.CPUPolicyKey, cloud.FirmwareKey, cloud.GuestExec, cloud.HighAvailability, cloud.HAPriority,
+		cloud.InstanceTypeKey,
 		cloud.MetadataTokens, cloud.OSTypeKey, cloud.RescueKey, cloud.RestartPolicy, cloud.RTCKey, SSHKeys, UserData,
 	}
 	knownLabels = []string{

@@ -169,3 +169,31 @@ func TestResizeAndMigration(t *testing.T) {
 	require.Empty(t, vm.NotMigratable())
 	require.Contains(t, w.resize(vm.ID, 4, 1024).NotMigratable(), "has a resize that takes effect at its next start")
 }
+
+// TestInstanceTypeOfVM resizes a VM with the metadata of an instance type. A change of the size without the
+// metadata must remove it.
+func TestInstanceTypeOfVM(t *testing.T) {
+	w := newWorld(t)
+	w.AddHost("h1", plenty())
+	before := w.createInState(cloud.Stopped, "web")
+	update := func(c Change) (cloud.VM, error) { return w.vms.Update(w.as(acme, ""), acme, before.ID, c) }
+	size := func(vcpus uint32, mib uint64, typeName string) Change {
+		c := Change{VCPUs: &vcpus, MemoryMiB: &mib}
+		if typeName != "" {
+			c.Metadata = map[string]string{cloud.InstanceTypeKey: typeName}
+		}
+		return c
+	}
+	vm, err := update(size(4, 1024, "large"))
+	require.NoError(t, err)
+	require.Equal(t, "large", vm.Metadata[cloud.InstanceTypeKey])
+	vm, err = update(size(4, 1024, ""))
+	require.NoError(t, err)
+	require.Equal(t, "large", vm.Metadata[cloud.InstanceTypeKey], "the size is the same")
+	_, err = update(size(2, 512, "not a name"))
+	require.True(t, fault.Is(err, fault.InvalidArgument))
+	require.Equal(t, "large", w.get(before.ID).Metadata[cloud.InstanceTypeKey])
+	vm, err = update(size(4, 2048, ""))
+	require.NoError(t, err)
+	require.NotContains(t, vm.Metadata, cloud.InstanceTypeKey)
+}

@@ -39,7 +39,8 @@ type updateRequest struct {
 // Update changes labels and metadata of a VM in any state but MIGRATING. Of a STOPPED VM it also changes processor,
 // memory, boot, security, and the metadata that configures the virtual machine (see cloud.FirmwareKey). The processors
 // and memory of a VM that is STARTING, RUNNING, STOPPING or in ERROR change at its next start. The new labels and
-// metadata are merged into the old ones. Disks and NICs cannot be changed.
+// metadata are merged into the old ones. A change of the size removes the metadata cloud.InstanceTypeKey, unless c sets
+// it. Disks and NICs cannot be changed.
 func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
@@ -87,6 +88,9 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	if err := checkKeys(c.Metadata, c.Labels, vm); err != nil {
 		return false, err
 	}
+	if err := cloud.CheckInstanceTypeKey(c.Metadata); err != nil { // not vm.Metadata: earlier versions accepted any value
+		return false, err
+	}
 	change := c.Metadata
 	if shown := vm.PendingResize(); shown != "" && change[cloud.PendingResize] == shown {
 		change = cloud.Merge(change, map[string]string{cloud.PendingResize: ""}) // the caller repeats what it has read
@@ -124,6 +128,7 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 		spec.Security = *c.Security
 	}
 	spec.Normalize()
+	vm.ForgetInstanceType(&current, &spec, c.Metadata)
 	if len(c.Disks) > 0 || len(c.Network) > 0 {
 		requested := cloud.Spec{Disks: c.Disks, Network: c.Network}
 		requested.Normalize()

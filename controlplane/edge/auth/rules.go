@@ -65,6 +65,7 @@ const (
 	snapshots      = "/storage.v1.SnapshotService/"
 	operators      = "/operator.v1.OperatorService/"
 	vmViews        = "/operator.v1.VmViewService/"
+	instanceTypes  = "/operator.v1.InstanceTypeService/"
 	identity       = "/identity.v1.IdentityService/"
 	credits        = "/credit.v1.CreditService/"
 	networks       = "/network.v1.NetworkService/"
@@ -135,6 +136,12 @@ var rules = map[Method]Rule{
 	storageClasses + "ListStorageClasses": {Nowhere, anyProven},
 	storageClasses + "UpdateStorageClass": {Nowhere, nil},
 	storageClasses + "DeleteStorageClass": {Nowhere, nil},
+
+	instanceTypes + "CreateInstanceType": {Nowhere, nil},
+	instanceTypes + "GetInstanceType":    {Nowhere, anyProven},
+	instanceTypes + "ListInstanceTypes":  {Nowhere, anyProven},
+	instanceTypes + "UpdateInstanceType": {Nowhere, nil},
+	instanceTypes + "DeleteInstanceType": {Nowhere, nil},
 
 	networks + "CreateVpc":               {OfProject, write},
 	networks + "GetVpc":                  {OfProject, read},

@@ -424,8 +424,10 @@ type VirtualMachine struct {
 	// runs programs in the guest. "trivet/ha" is "none" (default), or "restart": if the host is lost, the VM starts on another
 	// host, provided that all its disks are volumes that other hosts can use; in return the host powers the VM off when
 	// it has lost the control plane for 30 s. "trivet/ha-priority" is 0 to 100 (default 50): of the VMs that wait for
-	// another host, the highest are placed first. Of other keys that
-	// begin with "trivet/", those of docs/machines.md can be set; unknown ones are refused, unless the VM has them.
+	// another host, the highest are placed first. "trivet/instance-type" is the name of the instance type whose size the VM
+	// has (operator.v1 InstanceTypeService). UpdateVm removes it if it changes the number of vCPUs or the size of the memory
+	// and does not set it. Of other keys that begin with "trivet/", those of docs/machines.md can be set; unknown ones are
+	// refused, unless the VM has them.
 	Metadata map[string]string `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Limits as for metadata. "trivet/node-selector" (k=v, comma-separated) restricts placement to hosts with these
 	// labels: "trivet/host=NAME" chooses the host with this name. "trivet/anti-affinity" names a group of which no two VMs
