@@ -66,9 +66,12 @@ func TestRename(t *testing.T) {
 // TestRenameMigrating checks that a VM is not renamed while it is migrated.
 func TestRenameMigrating(t *testing.T) {
 	w := newWorld(t)
-	w.migrationHost("n1")
-	b := w.migrationHost("n2")
+	a, b := w.migrationHost("n1"), w.migrationHost("n2")
 	id := w.runs("web")
+	if w.get(id).Node == b {
+		a, b = b, a
+	}
+	require.Equal(t, a, w.get(id).Node)
 	w.migrate(id, b)
 	_, err := w.vms.Rename(w.as(acme, ""), acme, id, "shop")
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
