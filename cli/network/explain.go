@@ -29,7 +29,7 @@ drops the packet. If a VM and a port have the same name, write vm:NAME or port:N
 A packet to a VM or port is sent to its IPv4 address, except that icmpv6 is sent to its IPv6 address. To explain
 another protocol over IPv6, give the IPv6 address.
 
-Exit code: 0 if the packet would pass, 3 if it would be dropped, 1 if the call failed, 2 for an invalid command line.`,
+Exit code: 0 if the packet would pass, 8 if it would be dropped. Errors have the exit codes of all commands.`,
 		Example: `  trivet network explain --from web --to db --port 5432
   trivet network explain --from web-1 --to 192.0.2.1 --port 443
   trivet network explain --from port:web-1 --to vm:db --protocol icmp`,
