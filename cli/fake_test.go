@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -32,6 +33,8 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
 // Secrets that no output may contain.
@@ -346,6 +349,20 @@ func (c *fakeCloud) DeleteImage(_ context.Context, in *vmv1.DeleteImageRequest) 
 	defer c.mu.Unlock()
 	c.images = slices.DeleteFunc(c.images, func(i *vmv1.Image) bool { return i.GetId() == in.GetImageId() })
 	return &emptypb.Empty{}, nil
+}
+
+func (c *fakeCloud) UpdateImage(_ context.Context, in *vmv1.UpdateImageRequest) (*vmv1.Image, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := slices.IndexFunc(c.images, func(i *vmv1.Image) bool { return i.GetId() == in.GetImageId() })
+	if at < 0 {
+		return nil, status.Errorf(codes.NotFound, "no image %s", in.GetImageId())
+	}
+	i := c.images[at]
+	i.Name = cmp.Or(in.GetName(), i.GetName())
+	i.Visibility = cmp.Or(in.GetVisibility(), i.GetVisibility())
+	i.Metadata = cloud.Merge(i.GetMetadata(), in.GetMetadata())
+	return i, nil
 }
 
 // ListNodes returns a page of the hosts. The token of a page is the number of hosts before it.

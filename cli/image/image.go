@@ -32,8 +32,8 @@ const callTimeout = 30 * time.Second
 
 // Command returns the command `trivet image`.
 func Command(s *session.Session) *cobra.Command {
-	c := &cobra.Command{Use: "image", Short: "Import, upload, download, list and delete images", Args: cobra.NoArgs, RunE: printHelp}
-	c.AddCommand(importCommand(s), uploadCommand(s), downloadCommand(s), catalogCommand(s), listCommand(s), showCommand(s), deleteCommand(s))
+	c := &cobra.Command{Use: "image", Short: "Import, upload, download, list, update and delete images", Args: cobra.NoArgs, RunE: printHelp}
+	c.AddCommand(importCommand(s), uploadCommand(s), downloadCommand(s), catalogCommand(s), listCommand(s), showCommand(s), updateCommand(s), deleteCommand(s))
 	return c
 }
 
@@ -119,6 +119,48 @@ func showCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
+func updateCommand(s *session.Session) *cobra.Command {
+	var name, visibility string
+	var metadata []string
+	c := &cobra.Command{
+		Use: "update IMAGE", Short: "Change the name, the visibility and the metadata of an image", Args: session.Exactly("IMAGE"),
+		Long: `Change an image of the org, in any status. Metadata that is not given stays. An empty value removes a pair. VMs that use
+the image are not changed.`,
+		Example: "  trivet image update debian --name debian-12\n  trivet image update golden --metadata build=2026-11 --metadata draft=",
+	}
+	c.ValidArgsFunction = session.FirstArg(Names(s))
+	c.Flags().StringVar(&name, "name", "", "new name")
+	c.Flags().StringVar(&visibility, "visibility", "", "private, or public: usable by all orgs, which only an operator may choose")
+	c.Flags().StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
+	session.RequireOne(c, "name", "visibility", "metadata")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		req := &vmv1.UpdateImageRequest{Name: name}
+		switch visibility {
+		case "":
+		case "private":
+			req.Visibility = vmv1.Visibility_VISIBILITY_PRIVATE
+		case "public":
+			req.Visibility = vmv1.Visibility_VISIBILITY_PUBLIC
+		default:
+			return session.Usagef("--visibility %q: want private or public", visibility)
+		}
+		var err error
+		if req.Metadata, err = session.Pairs("metadata", metadata); err != nil {
+			return err
+		}
+		if req.ImageId, err = find(ctx, s, conn, args[0], false, anyImage); err != nil {
+			return explainForeign(ctx, s, conn, args[0], err)
+		}
+		req.OrgId, _ = s.Tenant()
+		i, err := vmv1.NewImageServiceClient(conn).UpdateImage(ctx, req)
+		if err != nil {
+			return err
+		}
+		return s.Print(i, []string{i.GetName()}, func(w io.Writer) error { return show.Fields(w, fields(s.Now(), i)) })
+	})
+	return c
+}
+
 func deleteCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "delete IMAGE", Short: "Delete an image that no VM uses", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
@@ -150,7 +192,7 @@ func explainForeign(ctx context.Context, s *session.Session, conn *dial.Conn, na
 	if listErr != nil || i < 0 {
 		return err
 	}
-	return &session.Problem{Code: codes.PermissionDenied, Message: fmt.Sprintf("image %s belongs to org %s, and only that org can delete it", name, images[i].GetOrgId())}
+	return &session.Problem{Code: codes.PermissionDenied, Message: fmt.Sprintf("image %s belongs to org %s, and only that org can change or delete it", name, images[i].GetOrgId())}
 }
 
 // Find returns the ID of the image with a name or ID, for a new VM. If several images have the name, Find ignores those

@@ -37,13 +37,17 @@ func (s *Session) RunEach(limit time.Duration, body func(ctx context.Context, co
 }
 
 // ShowEach is like RunEach for a command that prints several lines about each argument. It prints an empty line between
-// them in tables.
+// them in tables. In JSON and the other formats of documents, it prints the document of a list if there are several
+// arguments.
 func (s *Session) ShowEach(limit time.Duration, body func(ctx context.Context, conn *dial.Conn, arg string) error) func(*cobra.Command, []string) error {
 	return s.runEach(limit, true, body)
 }
 
 func (s *Session) runEach(limit time.Duration, apart bool, body func(ctx context.Context, conn *dial.Conn, arg string) error) func(*cobra.Command, []string) error {
 	return s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		if apart && len(args) > 1 && !s.Form.ForPeople() && s.Form != show.Name && s.Form != show.CSV {
+			return s.showTogether(ctx, limit, args, func(ctx context.Context, arg string) error { return body(ctx, conn, arg) })
+		}
 		shown := false
 		return s.Each(ctx, limit, args, func(ctx context.Context, arg string) error {
 			if shown && s.Form == show.YAML {
@@ -55,6 +59,21 @@ func (s *Session) runEach(limit time.Duration, apart bool, body func(ctx context
 			return body(ctx, conn, arg)
 		})
 	})
+}
+
+// showTogether calls body for each argument, and then prints the documents that body has printed as one list.
+func (s *Session) showTogether(ctx context.Context, limit time.Duration, args []string, body func(ctx context.Context, arg string) error) error {
+	s.collected = &[]any{}
+	err := s.Each(ctx, limit, args, body)
+	items := *s.collected
+	s.collected = nil
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	if printErr := s.PrintValue(show.Documents(items, ""), nil, nil); printErr != nil {
+		return printErr
+	}
+	return err
 }
 
 // Each calls body for each argument, as RunEach does.

@@ -45,6 +45,10 @@ func (s *Session) print(v any, names []string, table func(io.Writer) error, docu
 	if err != nil {
 		return err
 	}
+	if s.collected != nil {
+		*s.collected = append(*s.collected, doc)
+		return nil
+	}
 	return document(s.Stdout, doc)
 }
 

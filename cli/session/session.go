@@ -75,6 +75,8 @@ type Session struct {
 	secret string
 	// secrets lists the values that are removed from all messages; see Keep.
 	secrets []account.Secret
+	// collected holds the documents that a command prints together at its end. It is nil if they are printed one by one.
+	collected *[]any
 	// conn is the connection of the command, or nil.
 	conn *dial.Conn
 	// began is true once the body of a command has started. An error before that means that the command line is
