@@ -101,10 +101,35 @@ func unknownCommand(c *cobra.Command, args []string) error {
 	}
 	p := &Problem{Code: codes.InvalidArgument, Message: fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath()),
 		Hint: "run `" + c.CommandPath() + " --help`"}
-	if name := closest(args[0], names); name != "" {
+	if path := swapped(c, args); path != "" {
+		p.Hint = "did you mean `" + path + "`?"
+	} else if name := closest(args[0], names); name != "" {
 		p.Hint = "did you mean `" + c.CommandPath() + " " + name + "`?"
 	}
 	return p
+}
+
+// swapped returns the path of the command if args begin with a verb and the name of a command that has it, as in kubectl:
+// `get vms` is `trivet vm list`. It returns "" otherwise.
+func swapped(c *cobra.Command, args []string) string {
+	if len(args) < 2 {
+		return ""
+	}
+	verb, noun := args[0], strings.TrimSuffix(args[1], "s")
+	if verb == "get" && len(args) == 2 {
+		verb = "list"
+	}
+	for _, sub := range c.Commands() {
+		if sub.Name() != noun && !sub.HasAlias(noun) && sub.Name() != args[1] && !sub.HasAlias(args[1]) {
+			continue
+		}
+		for _, one := range sub.Commands() {
+			if one.Name() == verb || one.HasAlias(verb) {
+				return one.CommandPath()
+			}
+		}
+	}
+	return ""
 }
 
 // closest returns the value of the key with the smallest edit distance to word, or "" if none is similar. Of several
