@@ -78,7 +78,7 @@ func TestBadInput(t *testing.T) {
 		{"disk id that is an option", "POST", "/api/v1/vms", strings.Replace(disk(``), `"root"`, `"a,readonly=on"`, 1), ada.Token, 400, "INVALID_ARGUMENT", "id"},
 		{"a volume", "POST", "/api/v1/vms", `{"name":"x","disks":[{"id":"a","source":{"type":"volume","volume_id":"v"}}]}`, ada.Token, 400, "INVALID_ARGUMENT", "must be a lower-case UUID"},
 		{"a NIC in an unknown subnet", "POST", "/api/v1/vms", `{"name":"x","network":[{"subnet_id":"` + nowhere + `"}]}`, ada.Token, 404, "NOT_FOUND", nowhere},
-		{"metadata that is not the name of an instance type", "POST", "/api/v1/vms", `{"name":"x","metadata":{"trivet/instance-type":"a b"}}`, ada.Token, 400, "INVALID_ARGUMENT", "trivet/instance-type"},
+		{"metadata that is not the name of an instance type", "PATCH", "/api/v1/vms/" + own.ID, `{"metadata":{"trivet/instance-type":"a b"}}`, ada.Token, 400, "INVALID_ARGUMENT", "trivet/instance-type"},
 		{"an instance type of a tenant", "POST", "/api/v1/instance-types", `{"name":"small","vcpus":1,"memory_mib":512}`, ada.Token, 403, "FORBIDDEN", "CreateInstanceType"},
 		{"an instance type without memory", "POST", "/api/v1/instance-types", `{"name":"small","vcpus":1}`, w.adminToken, 400, "INVALID_ARGUMENT", "memory_mib"},
 		{"a guest's password with a line break", "POST", "/api/v1/vms/" + own.ID + "/guest/password", `{"username":"root","password":"a\nroot:b"}`, ada.Token, 400, "INVALID_ARGUMENT", "password"},

@@ -114,7 +114,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.Contains(t, ada.does("project", "list"), "web")
 	require.Equal(t, "acme\n", ada.does("org", "list", "-o", "name"))
 	require.Regexp(t, `vms +0 +2\n`, ada.does("quota", "show"))
-	ada.cannot("limited to acme/web", "org", "create", "mine")
+	ada.cannot("needs one of the roles [system:admin]", "org", "create", "mine")
 	require.NoError(t, lab.Until(ctx, "the refusal is in the audit log", func(context.Context) error {
 		if !strings.Contains(admin.does("audit", "list", "--user", "ada", "--outcome", "REFUSED", "--since", "10m"), "CreateOrg") {
 			return os.ErrNotExist

@@ -66,7 +66,7 @@ mount --bind /dev "$1/root/dev"
 mkdir -p "$1/root/run/systemd/system" "$1/root/packages"
 # A policy of the host, such as that of a container, would keep services from being restarted.
 rm -f "$1/root/usr/bin/systemctl" "$1/root/usr/sbin/policy-rc.d"
-printf '#!/bin/sh\necho "$@" >>/run/calls\nif [ "$1" = stop ] && [ -e /run/at-stop ]; then . /run/at-stop; fi\n' >"$1/root/usr/bin/systemctl"
+printf '#!/bin/sh\necho "$@" >>/run/calls\nif [ "$1" = is-active ]; then echo active; elif [ "$1" = stop ] && [ -e /run/at-stop ]; then . /run/at-stop; fi\n' >"$1/root/usr/bin/systemctl"
 chmod 755 "$1/root/usr/bin/systemctl"
 echo ready
 read wait || true
