@@ -100,7 +100,9 @@ func (c *networkCloud) ipv6() {
 // the old one.
 func (c *networkCloud) renameInDNS(a, d *machine6, server string) {
 	c.t.Helper()
-	_, err := c.admin.Operator.RenameVm(c.context(time.Minute), &operatorv1.RenameVmRequest{VmId: d.vm.GetId(), Name: "six-renamed"})
+	_, err := c.admin.Operator.RenameVm(c.context(time.Minute), &operatorv1.RenameVmRequest{
+		OrgId: d.vm.GetOrgId(), ProjectId: d.vm.GetProjectId(), VmId: d.vm.GetId(), Name: "six-renamed",
+	})
 	require.NoError(c.t, err)
 	a.eventually("the new name is in DNS", "nslookup -type=aaaa six-renamed.default.internal "+server+" | grep -q "+d.address())
 	a.eventually("the old name is not in DNS", "! nslookup -type=aaaa six-d.default.internal "+server+" | grep -q "+d.address())

@@ -19,7 +19,7 @@ import (
 // leads in the same term. A changed description is written to the record at most once per minUpdateInterval. If it
 // changes again within that time, the first heartbeat after that time writes the change.
 //
-// heartbeat adds cloud.HostLabel to the labels, and replaces a value that the agent has sent for it.
+// heartbeat adds cloud.HostLabel to the map reported.Labels, and replaces a value that the agent has sent for it.
 func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -28,7 +28,10 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 	if err := checkHeartbeat(&reported); err != nil {
 		return cloud.Node{}, err
 	}
-	reported.Labels = cloud.Merge(reported.Labels, map[string]string{cloud.HostLabel: reported.Name})
+	if reported.Labels == nil {
+		reported.Labels = map[string]string{}
+	}
+	reported.Labels[cloud.HostLabel] = reported.Name
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()
 	known, ok := s.nodes[reported.ID]
