@@ -35,16 +35,16 @@ others stay. If a value cannot be changed, the command fails for this object and
 The command prints a line for each object, and goes on after a failure. The exit code is that of the first failure.
 
 These values of an object that exists can be changed:
-  vm              processors, memory, labels and metadata; the security groups of a NIC; disks, volumes and NICs that
-                  the VM does not have are attached
+  vm              processors, memory, instance type, restart policy, recovery, host, labels and metadata; the security
+                  groups of a NIC; disks, volumes and NICs that the VM does not have are attached
   volume          the size, if it grows; labels and metadata
   vpc             the description
   subnet          the description, DHCP and DNS servers
   security-group  the description; rules that the group does not have are added
 
-A VM that runs gets new processors and memory at its next start. An empty value removes a label or a pair of the
-metadata. These keys matter only for a new object: start, no-wait, ssh-key and user-data of a VM, image and snapshot of
-a volume, egress and external of a VPC.
+A VM that runs gets new processors and memory at its next start or reboot. An empty value removes a label or a pair of the
+metadata. These keys matter only for a new object: start, wait, no-wait, ssh-key and user-data of a VM, image and
+snapshot of a volume, egress and external of a VPC.
 
 Objects are applied in this order: ` + strings.Join(firstNames(kinds), ", ") + `.`,
 		Example: `  trivet apply -f cloud.yaml --dry-run

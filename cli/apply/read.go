@@ -56,7 +56,7 @@ func open(s *session.Session, path string) ([]*flagfile.Document, error) {
 	return documents, nil
 }
 
-// newObject returns the object of a document, and its first line.
+// newObject returns the object that a document describes, and the line at which the document begins.
 func newObject(
 	s *session.Session, d *flagfile.Document, defaultKind string, kinds []*Kind,
 ) (o *object, line int, err error) {

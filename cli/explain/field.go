@@ -227,8 +227,8 @@ func fieldHint(field string) string {
 	return ""
 }
 
-// TenantMissing reports whether the control plane has refused a call because it names no org or project, although the
-// caller has roles in all of them.
+// TenantMissing reports whether an error is INVALID_ARGUMENT for org_id or project_id. The control plane returns this
+// error if a call names no org or project and the caller has roles in all of them.
 func TenantMissing(err error) bool {
 	s, ok := status.FromError(err)
 	if !ok || s.Code() != codes.InvalidArgument {

@@ -11,11 +11,11 @@ import (
 // say it already.
 var hints = map[string]string{
 	"UNAUTHENTICATED_TOKEN": "run `trivet login`",
-	"TOKEN_SCOPE":           "`trivet login --org= --project=` gets a token for every project in which you have a role; then choose one with --org and --project",
+	"TOKEN_SCOPE":           "`trivet login --org= --project=` gets one token that is valid in all projects in which you have a role; then name the project with --org and --project",
 	"TENANT_REQUIRED":       "name it with --project, or --org, or with TRIVET_PROJECT and TRIVET_ORG; `trivet project list` shows your projects",
 	"NO_ROLE_IN_SCOPE":      "log in without --org and --project; then `trivet whoami` shows your roles, and `trivet invitation list` the roles that you are offered",
 	"TENANT_NOT_FOUND":      "`trivet project list` shows the projects that you have a role in",
-	"IN_USE":                "delete or detach what uses it first; the commands accept these IDs",
+	"IN_USE":                "delete or detach what uses it first",
 	"QUOTA_EXCEEDED":        "`trivet quota show` shows the limits and what is used",
 }
 

@@ -179,8 +179,8 @@ func (k *Kind[T]) read(ctx context.Context, conn *dial.Conn, q Query, limit int)
 	}
 }
 
-// countUntil returns the number of objects up to the one with which Keep has returned true for limit of them. It returns
-// the number of all objects if there are fewer.
+// countUntil returns how many objects, from the first, contain limit objects for which Keep returns true. It returns the
+// number of all objects if there are fewer such objects.
 func (k *Kind[T]) countUntil(objects []T, limit int) int {
 	for i, o := range objects {
 		if k.Keep(o) {

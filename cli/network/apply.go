@@ -177,7 +177,7 @@ func (f *subnetFlags) compare(ctx context.Context, t *target, x *comparison, n *
 		x.plan.Add("DHCP %s", map[bool]string{true: "on", false: "off"}[dhcp])
 		update.DhcpEnabled = &dhcp
 	}
-	if x.given("dns") && !slices.Equal(req.GetDnsServers(), n.GetDnsServers()) {
+	if x.given("dns") && !slices.EqualFunc(req.GetDnsServers(), n.GetDnsServers(), func(a, b string) bool { return normalized(a) == normalized(b) }) {
 		x.plan.Add("dns %s", strings.Join(req.GetDnsServers(), ","))
 		update.DnsServers = &networkv1.DnsServers{Addresses: req.GetDnsServers()}
 	}

@@ -133,8 +133,8 @@ func (x *comparison) do(ctx context.Context) error {
 
 // instanceType takes the sizes that the file does not give from the instance type that it names.
 func (x *comparison) instanceType(ctx context.Context) error {
-	if x.f.instanceType == "" {
-		return nil
+	if x.f.instanceType == "" || x.f.instanceType == x.vm.GetMetadata()[cloud.InstanceTypeKey] {
+		return nil // the VM has the size of this type, also if the type was deleted or is not available any more
 	}
 	t, err := instancetype.Find(ctx, x.conn, x.f.instanceType)
 	if err != nil {
@@ -164,7 +164,7 @@ func (x *comparison) size(context.Context) error {
 	cpu, mib := nextSize(x.vm)
 	when := ""
 	if x.vm.GetState() != vmv1.VmState_VM_STATE_STOPPED {
-		when = " at the next start"
+		when = " at the next start or reboot"
 	}
 	want := &vmv1.CpuSpec{Vcpus: cpu.GetVcpus()}
 	changed := false
@@ -285,6 +285,11 @@ func (x *comparison) pairs(ctx context.Context) error {
 	}
 	if x.typeName != "" {
 		metadata[cloud.InstanceTypeKey] = x.typeName
+	}
+	for _, g := range groupFlags {
+		if present := x.vm.GetLabels()[g.label]; labels[g.label] != "" && labels[g.label] != present {
+			return apply.Fixed(g.name, present, labels[g.label])
+		}
 	}
 	host, err := x.f.policy.findHost(ctx, x.conn)
 	if err != nil {

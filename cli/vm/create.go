@@ -78,11 +78,12 @@ Without --network, the VM has a NIC in the default VPC. With --network none it h
 host without networks.
 
 With --restart-policy on-failure, the VM is started again if its process dies. With --ha restart, the VM is also started
-on another host if its host is lost, provided that all its disks are volumes that several hosts can use.
+on another host if its host is lost, provided that all its disks are volumes that several hosts can use, and that it has
+neither UEFI firmware nor a TPM.
 
-With --host, the VM is placed on this host only, and so cannot be moved to another one. The other flags for the choice of
-a host name groups of VMs of the project. A name is your choice, and groups of different flags are different groups. A VM
-is refused if no host satisfies --host, --affinity and --anti-affinity. These flags write metadata and labels whose names
+With --host, the VM is placed on this host only, and so cannot be moved to another one. --affinity, --anti-affinity, their
+-soft forms and --spread-group take the name of a group of VMs of the project. You choose the name. The same name for two
+flags means two groups. If no host satisfies --host, --affinity and --anti-affinity, the VM is not created. These flags write metadata and labels whose names
 begin with "trivet/"; "trivet vm update" changes them, except the groups.
 
 With --file, the flags are read from a YAML file, whose keys are the names of the flags and "name". Flags on the command

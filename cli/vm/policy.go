@@ -38,7 +38,7 @@ var groupFlags = []struct{ name, label, usage string }{
 	{"anti-affinity", cloud.AntiAffinityLabel, "group of VMs of which no two may be on one host"},
 	{"anti-affinity-soft", cloud.AntiAffinitySoftLabel, "group of VMs: hosts with fewer VMs of the group are preferred"},
 	{"spread", cloud.SpreadLabel, "label of hosts, such as rack: the VMs are spread over its values"},
-	{"spread-group", cloud.SpreadGroupLabel, "group of VMs that --spread counts; the default is one group of all VMs without this flag"},
+	{"spread-group", cloud.SpreadGroupLabel, "count only the VMs of this group for --spread; the default is the VMs of the project without --spread-group"},
 }
 
 func (f *policyFlags) register(p *pflag.FlagSet) {
@@ -179,7 +179,9 @@ func policyFields(vm *vmv1.VirtualMachine) (fields [][2]string, keys []string) {
 	}
 	fields = [][2]string{{"Restart policy", restart}, {"If its host is lost", lost}}
 	keys = append(keys, cloud.RestartPolicy)
-	if described { // otherwise the page also has the metadata, which the VM has in spite of the text
+	// If the VM stays down in spite of trivet/ha=restart, the page also shows the metadata, so that the user sees that it is
+	// set.
+	if described {
 		keys = append(keys, cloud.HighAvailability)
 		if metadata[cloud.HighAvailability] == "restart" {
 			keys = append(keys, cloud.HAPriority)
@@ -202,6 +204,12 @@ func afterLoss(vm *vmv1.VirtualMachine) (text string, starts bool) {
 		if d.GetSource().GetVolumeId() == "" {
 			return "stays down, because the disk " + d.GetId() + " is on its host only", false
 		}
+	}
+	switch security := vm.GetSpec().GetSecurity(); {
+	case security.GetTpm():
+		return "stays down, because the state of its TPM is on its host only", false
+	case security.GetSecureBoot(), vm.GetMetadata()[cloud.FirmwareKey] == "uefi":
+		return "stays down, because the NVRAM of its UEFI firmware is on its host only", false
 	}
 	selector, _ := cloud.ParseNodeSelector(vm.GetLabels()[cloud.NodeSelectorLabel]) // the control plane has checked it
 	if host := selector[cloud.HostLabel]; host != "" {

@@ -140,9 +140,12 @@ func awaitSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, al
 	// The error of WaitOngoing is one of those that are returned. It keeps goesOn for their reports.
 	err := s.WaitOngoing("waiting for the snapshots", goesOn, func(say func(string)) error {
 		errs := make([]error, len(all))
+		done := 0
 		for i := range all {
-			all[i], errs[i] = awaitSnapshot(ctx, conn, all[i])
-			say(fmt.Sprintf("waiting for the snapshots: %d of %d are complete", i+1, len(all)))
+			if all[i], errs[i] = awaitSnapshot(ctx, conn, all[i]); errs[i] == nil {
+				done++
+			}
+			say(fmt.Sprintf("waiting for the snapshots: %d of %d are complete", done, len(all)))
 		}
 		readLate(ctx, s, conn, all, errs)
 		for i, err := range errs {

@@ -10,7 +10,8 @@ import (
 // Keys of the metadata of a VM that decide what happens when the VM's host is lost.
 const (
 	// HighAvailability is "none", the default, or "restart". With "restart", the control plane starts the VM on another
-	// host after its host is lost, if all disks of the VM are volumes that several hosts can use. In return, the VM's
+	// host after its host is lost, if all disks of the VM are volumes that several hosts can use, and no other state of it is on its host only (see
+	// VM.StateOnHost). In return, the VM's
 	// host powers the VM off when the host's lease ends, because the host must assume then that it counts as lost.
 	HighAvailability = "trivet/ha"
 	// HAPriority is a number from 0 to 100, by default 50. Of the VMs that wait for a new host, those with a higher

@@ -110,7 +110,7 @@ type transactionResponse struct {
 	ProjectID string `json:"project_id"`
 	// top_up, reservation, charge, release, refund or billing_charge.
 	TransactionType string `json:"transaction_type"`
-	// In whole units of credit, always positive: the type says where it went.
+	// In whole units of credit, always positive. transaction_type says whether it increases or decreases the balance.
 	Amount int64 `json:"amount"`
 	// The wallet's balance after this transaction.
 	BalanceAfter int64 `json:"balance_after"`

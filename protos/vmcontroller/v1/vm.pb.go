@@ -422,10 +422,10 @@ type VirtualMachine struct {
 	// "trivet/metadata-tokens" is "required" (default), so that the metadata service refuses requests without a session
 	// token, or "optional". "trivet/guest-exec" is "refused" (default), or "allowed", so that guest.v1 RunGuestCommand
 	// runs programs in the guest. "trivet/ha" is "none" (default), or "restart": if the host is lost, the VM starts on another
-	// host, provided that all its disks are volumes that other hosts can use; in return the host powers the VM off when
-	// it has lost the control plane for 30 s. "trivet/ha-priority" is 0 to 100 (default 50): of the VMs that wait for
+	// host, provided that all its disks are volumes that other hosts can use, and that it has neither UEFI firmware nor a TPM;
+	// in return the host powers the VM off when it has lost the control plane for 30 s. "trivet/ha-priority" is 0 to 100 (default 50): of the VMs that wait for
 	// another host, the highest are placed first. "trivet/instance-type" is the name of the instance type whose size the VM
-	// has (operator.v1 InstanceTypeService). UpdateVm removes it if it changes the number of vCPUs or the size of the memory
+	// has, or gets at its next start or reboot (operator.v1 InstanceTypeService). UpdateVm removes it if it changes the number of vCPUs or the size of the memory
 	// and does not set it. Of other keys that begin with "trivet/", those of docs/machines.md can be set; unknown ones are
 	// refused, unless the VM has them.
 	Metadata map[string]string `protobuf:"bytes,13,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
