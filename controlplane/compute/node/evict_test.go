@@ -277,10 +277,23 @@ func TestCertificateAfterEviction(t *testing.T) {
 // certificate, and a join. It returns an error unless each one fails with ReasonBanned.
 func (w *world) bannedCalls(ctx context.Context, h *joined) error {
 	late := &joined{h.id, h.key, h.token, w.certificateFor(h.id, h.key, time.Now().Add(-48*time.Hour), 24*time.Hour)}
-	_, call := w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
-	_, renew := w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
-	_, grace := w.at(2, late).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
-	_, join := w.join(ctx, h.key, "rack-1")
+	// A connection of the host, which the ban closes, can fail once more with UNAVAILABLE.
+	refused := func(call func() error) (err error) {
+		for err = call(); status.Code(err) == codes.Unavailable && ctx.Err() == nil; err = call() {
+			time.Sleep(10 * time.Millisecond)
+		}
+		return err
+	}
+	call := refused(func() error { _, err := w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h))); return err })
+	renew := refused(func() error {
+		_, err := w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
+		return err
+	})
+	grace := refused(func() error {
+		_, err := w.at(2, late).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
+		return err
+	})
+	join := refused(func() error { _, err := w.join(ctx, h.key, "rack-1"); return err })
 	for what, err := range map[string]error{"call": call, "renew": renew, "renew within the grace period": grace, "join": join} {
 		if reason(err) != ReasonBanned {
 			return fmt.Errorf("%s: %w", what, errors.Join(errors.New("the banned host was let in"), err))
