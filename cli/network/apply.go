@@ -58,7 +58,7 @@ type applicable[T object] interface {
 	compare(ctx context.Context, t *target, x *comparison, o T) error
 }
 
-// comparison is what the flags of a create command need to compare themselves with an object.
+// comparison compares the flags of a create command with an object that exists.
 type comparison struct {
 	// given reports whether a flag is given.
 	given func(flag string) bool

@@ -140,19 +140,21 @@ func (x *comparison) instanceType(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	memory, err := x.f.checkSize()
+	if err != nil {
+		return err
+	}
 	given := x.given
 	if !given("vcpus") {
-		x.f.vcpus = t.GetVcpus()
+		x.f.vcpus = 0
 	}
 	if !given("memory") {
-		x.f.memory = strconv.FormatUint(t.GetMemoryMib(), 10)
+		memory = 0
 	}
 	x.given = func(flag string) bool { return flag == "vcpus" || flag == "memory" || given(flag) }
-	memory, err := x.f.checkSize()
-	if x.f.vcpus == t.GetVcpus() && memory == t.GetMemoryMib() {
-		x.typeName = t.GetName()
-	}
-	return err
+	x.f.vcpus, memory, x.typeName = sizeOf(t, x.f.vcpus, memory)
+	x.f.memory = strconv.FormatUint(memory, 10)
+	return nil
 }
 
 // size compares the processors and the memory. A pending resize counts as done, so that it is not requested again.

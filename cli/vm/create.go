@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/node"
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/volume"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
@@ -339,16 +340,27 @@ func (f *createFlags) applyType(ctx context.Context, conn *dial.Conn, given func
 	}
 	cpu, memory := req.GetSpec().GetCpu(), req.GetSpec().GetMemory()
 	if !given("vcpus") {
-		cpu.Vcpus = t.GetVcpus()
+		cpu.Vcpus = 0
 	}
 	if !given("memory") {
-		memory.SizeMib = t.GetMemoryMib()
+		memory.SizeMib = 0
 	}
 	f.rootDiskGiB = t.GetRootDiskGib()
-	if cpu.GetVcpus() == t.GetVcpus() && memory.GetSizeMib() == t.GetMemoryMib() {
-		req.Metadata[cloud.InstanceTypeKey] = t.GetName()
+	var typeName string
+	if cpu.Vcpus, memory.SizeMib, typeName = sizeOf(t, cpu.GetVcpus(), memory.GetSizeMib()); typeName != "" {
+		req.Metadata[cloud.InstanceTypeKey] = typeName
 	}
 	return nil
+}
+
+// sizeOf returns the size of a VM with an instance type and the sizes that the user gives; 0 means that a size is not
+// given. typeName is the name of the type if the VM has the processors and the memory of the type, and empty otherwise.
+func sizeOf(t *operatorv1.InstanceType, givenVCPUs uint32, givenMiB uint64) (vcpus uint32, memoryMiB uint64, typeName string) {
+	vcpus, memoryMiB = cmp.Or(givenVCPUs, t.GetVcpus()), cmp.Or(givenMiB, t.GetMemoryMib())
+	if vcpus == t.GetVcpus() && memoryMiB == t.GetMemoryMib() {
+		typeName = t.GetName()
+	}
+	return vcpus, memoryMiB, typeName
 }
 
 // findImages looks up the images and volumes that the flags name. It creates a volume for each disk with a storage

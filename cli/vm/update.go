@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"strings"
@@ -187,13 +186,9 @@ func (x *change) applyType(ctx context.Context, conn *dial.Conn) error {
 	if err != nil {
 		return err
 	}
-	x.vcpus = cmp.Or(x.vcpus, t.GetVcpus())
-	x.memoryMiB = cmp.Or(x.memoryMiB, t.GetMemoryMib())
-	if x.vcpus == t.GetVcpus() && x.memoryMiB == t.GetMemoryMib() {
-		if x.metadata == nil {
-			x.metadata = map[string]string{}
-		}
-		x.metadata[cloud.InstanceTypeKey] = t.GetName()
+	var typeName string
+	if x.vcpus, x.memoryMiB, typeName = sizeOf(t, x.vcpus, x.memoryMiB); typeName != "" {
+		x.metadata = cloud.Merge(x.metadata, map[string]string{cloud.InstanceTypeKey: typeName})
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ type lab struct {
 	mu    sync.Mutex
 	seen  map[cloud.VMID]cloud.Observation
 	moved chan struct{} // closed and replaced by each report
-	// durations are those of the steps that took has stored, by step.
+	// durations has the durations of steps, by step. The function took stores them.
 	durations map[string][]time.Duration
 }
 
