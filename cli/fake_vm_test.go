@@ -120,7 +120,7 @@ func (c *fakeCloud) GetVm(_ context.Context, in *vmv1.GetVmRequest) (*vmv1.Virtu
 	return c.vm(in.GetVmId())
 }
 
-// UpdateVm changes metadata, labels, processors and memory. Of a VM that is RUNNING it shows a change of the spec as pending.
+// UpdateVm changes metadata, labels, disks, processors and memory. Of a VM that is RUNNING it shows a change of the spec as pending.
 func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,6 +132,10 @@ func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1
 	vm.Metadata = cloud.Merge(vm.GetMetadata(), in.GetMetadata())
 	vm.Labels = cloud.Merge(vm.GetLabels(), in.GetLabels())
 	if in.GetSpec() == nil {
+		return vm, nil
+	}
+	if disks := in.GetSpec().GetDisks(); disks != nil {
+		vm.Spec.Disks = disks
 		return vm, nil
 	}
 	if vm.GetState() == vmv1.VmState_VM_STATE_RUNNING {

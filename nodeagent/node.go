@@ -80,6 +80,7 @@ func (n *node) machineFeatures() []*agentv1.MachineFeature {
 		{Name: cloud.FeatureHugepages, Problem: noHugepages}, {Name: cloud.FeatureDedicatedCPUs, Problem: noDedicated},
 		{Name: cloud.FeatureVolumeMigration}, {Name: cloud.FeatureFirmwareMigration}, {Name: cloud.FeatureEncryptedMigration},
 		{Name: cloud.FeatureRunningMigration}, {Name: cloud.FeatureGuestCalls}, {Name: cloud.FeatureConsoles},
+		{Name: cloud.FeatureDiskGrowth},
 	}
 }
 

@@ -91,6 +91,7 @@ type comparison struct {
 	plan   apply.Plan
 	to     change
 	disks  []newDisk
+	grown  []*vmv1.DiskSpec // disks of the VM with their new sizes
 	nics   []*vmv1.NetworkSpec
 	groups []portGroups
 }
@@ -112,6 +113,13 @@ func (x *comparison) do(ctx context.Context) error {
 		if _, err := x.to.update(ctx, x.t); err != nil {
 			return err
 		}
+	}
+	for _, d := range x.grown {
+		vm, err := x.t.resizeDisk(ctx, x.conn, x.vm, d.GetId(), d.GetSizeGib())
+		if err != nil {
+			return err
+		}
+		x.vm = vm
 	}
 	for _, d := range x.disks {
 		if err := x.attach(ctx, d); err != nil {

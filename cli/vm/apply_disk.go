@@ -141,8 +141,13 @@ func (x *comparison) disk(ctx context.Context, d disk, have *vmv1.DiskSpec) erro
 			return err
 		}
 	}
-	if d.sizeGiB != 0 && d.sizeGiB != size {
-		return apply.Fixed(d.id+": size", strconv.FormatUint(size, 10)+" GiB", strconv.FormatUint(d.sizeGiB, 10)+" GiB")
+	if d.sizeGiB > size {
+		x.grown = append(x.grown, &vmv1.DiskSpec{Id: d.id, SizeGib: d.sizeGiB})
+		x.plan.Add("%s: size %d -> %d GiB", d.id, size, d.sizeGiB)
+	}
+	if d.sizeGiB != 0 && d.sizeGiB < size {
+		return session.Errorf(codes.FailedPrecondition, "",
+			"%s: size cannot become smaller: it is %d GiB, and the file gives %d GiB", d.id, size, d.sizeGiB)
 	}
 	return x.device(d, have)
 }

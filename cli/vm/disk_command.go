@@ -33,7 +33,7 @@ with the VM cannot be detached. They are deleted with the VM.`,
   trivet vm disk detach web disk1`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(attachDiskCommand(s), detachDiskCommand(s), listDisksCommand(s))
+	c.AddCommand(attachDiskCommand(s), detachDiskCommand(s), resizeDiskCommand(s), listDisksCommand(s))
 	return c
 }
 

@@ -27,8 +27,10 @@
 //   - The cache has a limit in bytes ([Images.SetLimit]). Above the limit, [Images.Trim] and each fetch remove unused
 //     images, least recently used first. The caller lists the used images ([Limit]). An image that Ensure uses after
 //     Trim began is kept, because the caller's list may not contain the image yet.
-//   - Building an existing disk does nothing. If the existing disk differs (other size, other image), Build returns an
+//   - Building an existing disk does nothing. If the existing disk is larger or has another image, Build returns an
 //     error and leaves it as it is: this package never overwrites or shrinks a disk.
+//   - Only QEMU grows a disk, because a QCOW2 file needs larger tables too. [Size] tells the caller which disks QEMU must
+//     grow.
 package disk
 
 import (
@@ -132,33 +134,55 @@ func (d Disk) validate() error {
 	return nil
 }
 
-// matches returns nil if dir contains the disk with the requested size and image. The error wraps fs.ErrNotExist if dir
-// does not contain the disk, and ErrRefused if the disk in dir has another size or image.
+// matches returns nil if dir contains the disk with the requested image and at most the requested size. The error wraps
+// fs.ErrNotExist if dir does not contain the disk, and ErrRefused if the disk in dir is larger or has another image.
 func matches(dir string, want Disk) error {
 	have, err := read(dir, want.ID)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path(dir, want.ID), os.O_RDONLY|syscall.O_NOFOLLOW, 0)
-	if err != nil {
+	size, err := virtualSize(dir, want.ID)
+	switch {
+	case err != nil:
 		return err
+	case size > want.Size:
+		return fmt.Errorf("%w: it exists with %d bytes, more than %d", ErrRefused, size, want.Size)
+	case (have.Image == nil) != (want.Image == nil) || have.Image != nil && *have.Image != *want.Image:
+		return fmt.Errorf("%w: it exists over another image", ErrRefused)
+	}
+	return nil
+}
+
+// Size returns the size in bytes that the guest sees of a disk that Build created. QEMU can write any size into the
+// disk's file. Compare the result only with the desired size.
+func Size(dir, id string) (uint64, error) {
+	if !validID.MatchString(id) {
+		return 0, fmt.Errorf("size of disk %q: its id is not one", id)
+	}
+	size, err := virtualSize(dir, id)
+	if err != nil {
+		return 0, fmt.Errorf("size of disk %q: %w", id, err)
+	}
+	return size, nil
+}
+
+// virtualSize returns the size in the header of a disk's file. The error wraps ErrRefused if the file is no QCOW2.
+func virtualSize(dir, id string) (uint64, error) {
+	f, err := os.OpenFile(path(dir, id), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, err
 	}
 	defer f.Close()
 	first := make([]byte, 32)
 	n, err := f.ReadAt(first, 0)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return err
+		return 0, err
 	}
 	size, ok := qcow2.VirtualSize(first[:n])
-	switch {
-	case !ok:
-		return fmt.Errorf("%w: a file that is no QCOW2 is in its place", ErrRefused)
-	case size != want.Size:
-		return fmt.Errorf("%w: it exists with %d bytes, not %d", ErrRefused, size, want.Size)
-	case (have.Image == nil) != (want.Image == nil) || have.Image != nil && *have.Image != *want.Image:
-		return fmt.Errorf("%w: it exists over another image", ErrRefused)
+	if !ok {
+		return 0, fmt.Errorf("%w: a file that is no QCOW2 is in its place", ErrRefused)
 	}
-	return nil
+	return size, nil
 }
 
 // List returns the disks in dir, sorted by id; none if dir does not exist.

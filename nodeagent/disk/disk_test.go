@@ -154,6 +154,14 @@ func TestBuildRefuses(t *testing.T) {
 	require.NoError(t, Build(t.Context(), images, dir, uid(), []Disk{{ID: "old", Size: gib, Image: &cow}, {ID: "blank", Size: gib}}))
 
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "lost.qcow2"), []byte("data"), 0o600))
+	require.NoError(t, Build(t.Context(), images, dir, uid(), []Disk{{ID: "blank", Size: 2 * gib}}), "QEMU grows the disk")
+	size, err := Size(dir, "blank")
+	require.NoError(t, err)
+	require.Equal(t, uint64(gib), size)
+	_, err = Size(dir, "lost")
+	require.ErrorIs(t, err, ErrRefused)
+	_, err = Size(dir, "../disks/blank")
+	require.Error(t, err)
 
 	for _, tc := range []struct {
 		name string
@@ -169,7 +177,7 @@ func TestBuildRefuses(t *testing.T) {
 		{"smaller than a raw image", Disk{ID: "a", Size: 4096, Image: &raw}, "do not fit"},
 		{"image with a backing file", Disk{ID: "a", Size: gib, Image: &spy}, "backing file"},
 		{"invalid image", Disk{ID: "a", Size: gib, Image: &invalid}, "refused"},
-		{"other size than before", Disk{ID: "blank", Size: 2 * gib}, "exists with 1073741824 bytes"},
+		{"smaller than before", Disk{ID: "blank", Size: gib / 2}, "exists with 1073741824 bytes, more than 536870912"},
 		{"image instead of a blank disk", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
 		{"no image for a disk that was built with one", Disk{ID: "old", Size: gib}, "another image"},
 		{"disk without a description", Disk{ID: "lost", Size: gib}, "without a description"},
@@ -189,7 +197,7 @@ func TestBuildRefuses(t *testing.T) {
 
 	// A failed fetch does not return ErrRefused: another attempt may succeed.
 	missing := Image{SHA256: cow.SHA256[1:] + "0", Size: 1, Format: qcow2.Raw}
-	err := Build(t.Context(), images, dir, uid(), []Disk{{ID: "a", Size: gib, Image: &missing}})
+	err = Build(t.Context(), images, dir, uid(), []Disk{{ID: "a", Size: gib, Image: &missing}})
 	require.ErrorContains(t, err, "no member has it")
 	require.False(t, errors.Is(err, ErrRefused))
 }

@@ -120,6 +120,7 @@ type VM struct {
 
 	volumes       []qemu.AttachedDisk     // disks of the process that are volumes
 	unreleased    []qemu.Disk             // volumes of the last process, which has ended, until its exit is recorded
+	sizes         map[string]uint64       // sizes in bytes of the process's disks that are not volumes, by id
 	lastDisk      string                  // id of the disk of the last PlugDisk, UnplugDisk, ResizeDisk or FlattenDisk
 	copyPositions map[string]copyPosition // volumes whose image QEMU copies, by disk id
 	diskFailures  map[string]deviceFailure
@@ -408,7 +409,7 @@ func (v *VM) observation() Observation {
 	return Observation{
 		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
 		LeaseEnded: v.set.leaseEnded.Load(), Transfer: v.seenTransfer, Guarded: v.set.guarded.Load(),
-		Error: v.failure, NICs: v.nics, LastNIC: v.lastNIC, Volumes: v.volumes, LastDisk: v.lastDisk,
+		Error: v.failure, NICs: v.nics, LastNIC: v.lastNIC, Volumes: v.volumes, LastDisk: v.lastDisk, Sizes: v.sizes,
 		Unreleased: len(v.unreleased) > 0, OffFor: since(v.offSince), PressedFor: since(v.pressedAt), RebootFor: since(v.rebootSince),
 		PausedFor: since(v.pausedSince),
 	}

@@ -56,6 +56,8 @@ type Observation struct {
 	// UnplugDisk, ResizeDisk, FlattenDisk or TakeBackDisk.
 	Volumes  []qemu.AttachedDisk
 	LastDisk string
+	// Sizes are the sizes in bytes, by id, of the process's disks that are not volumes.
+	Sizes map[string]uint64
 	// Transfer is the state of a migration from or to the host.
 	Transfer Transfer
 	// Guarded means that the guard process runs. It powers off VMs that must not run without a lease, even if the
@@ -92,7 +94,7 @@ const (
 	UnplugNIC                   // detach a network interface from the running guest
 	PlugDisk                    // attach a volume to the running guest
 	UnplugDisk                  // detach a volume from the running guest
-	ResizeDisk                  // grow a volume of the guest
+	ResizeDisk                  // grow a disk of the guest
 	FlattenDisk                 // start, cancel or complete QEMU's copy of a volume's image into the volume
 	TakeBackDisk                // get a volume of the running guest back after a migration has failed
 	RecordLeaseRule             // write to the record whether the VM must be off after the host's lease has ended
@@ -348,7 +350,7 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	case Waiting:
 		p := Plan{Action: Resume, Observed: cloud.ObservedLaunching}
-		if id := resizeOf(diskChanges(want, o.Volumes)); id != "" { // QEMU must have the size before the guest reads it
+		if id := resizeOf(changesOfDisks(want, o)); id != "" { // QEMU must have the size before the guest reads it
 			p.Action, p.Disk = ResizeDisk, id
 		}
 		return p
@@ -388,7 +390,7 @@ func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 		if changes := nicChanges(nics(want), o.NICs); len(changes) > 0 {
 			next := nextNICChange(changes, o.LastNIC)
 			p.Action, p.NIC = next.action, next.nic
-		} else if changes := diskChanges(want, o.Volumes); len(changes) > 0 {
+		} else if changes := changesOfDisks(want, o); len(changes) > 0 {
 			next := nextDiskChange(changes, o.LastDisk)
 			p.Action, p.Disk = next.action, next.disk
 		} else if flattening(o.Volumes) {

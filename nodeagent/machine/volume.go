@@ -226,6 +226,11 @@ func diskChanges(want *agentv1.AssignedVm, have []qemu.AttachedDisk) []diskChang
 	return out
 }
 
+// changesOfDisks returns the changes of the volumes, and those of the other disks (see growths).
+func changesOfDisks(want *agentv1.AssignedVm, o Observation) []diskChange {
+	return append(diskChanges(want, o.Volumes), growths(want, o.Sizes)...)
+}
+
 // nextDiskChange returns the change that follows the one of the disk last. A disk whose change fails repeatedly
 // therefore does not block the others. The parameter changes must not be empty.
 func nextDiskChange(changes []diskChange, last string) diskChange {
@@ -310,16 +315,21 @@ func (v *VM) plugDisk(ctx context.Context, id string, want *agentv1.AssignedVm) 
 }
 
 func (v *VM) resizeDisk(ctx context.Context, id string, want *agentv1.AssignedVm) error {
-	at, err := findVolume(want, id)
-	if err != nil {
-		return err
+	at := slices.IndexFunc(want.GetDisks(), func(d *agentv1.AssignedDisk) bool { return d.GetId() == id })
+	if at < 0 {
+		return fmt.Errorf("the VM has no disk %s", id)
 	}
-	return v.process.ResizeDisk(ctx, id, want.GetDisks()[at].GetVolume().GetSizeBytes())
+	d := want.GetDisks()[at]
+	if d.GetVolume() != nil {
+		return v.process.ResizeDisk(ctx, id, d.GetVolume().GetSizeBytes())
+	}
+	return v.process.ResizeDisk(ctx, id, d.GetSizeBytes())
 }
 
-// observeDisks updates v.volumes. If QEMU cannot be queried, every volume in the record counts as present.
+// observeDisks updates v.volumes and v.sizes. If QEMU cannot be queried, every volume in the record counts as present.
 func (v *VM) observeDisks(ctx context.Context) {
 	v.volumes = nil
+	v.observeSizes()
 	for _, d := range v.process.Record().Spec.Disks {
 		if d.Volume != "" {
 			v.volumes = append(v.volumes, qemu.AttachedDisk{Disk: d, Present: true})

@@ -42,6 +42,7 @@ func TestGuestWritesToVolumes(t *testing.T) {
 	require.Zero(t, s.status(1).Flushed)
 	s.attachMore()
 	s.grow()
+	s.growOwnDisks()
 	s.restartAgent()
 	s.moveVolume()
 	s.killQEMU()
@@ -93,6 +94,25 @@ func (s *volumeStory) grow() {
 	s.write(s.one.VmId, "vdc", "grown", 80*mib)
 }
 
+// growOwnDisks grows disks that are not volumes: one of the running guest, at once, and one of a VM that is off, which
+// grows at its next start, in moveVolume.
+func (s *volumeStory) growOwnDisks() {
+	s.assign(s.one, s.two)
+	s.sees(s.two, cloud.ObservedBuilt)
+	s.one, s.two = withRootDisk(s.one, 3<<30), withRootDisk(s.two, 4<<30)
+	s.assign(s.one, s.two)
+	s.seesSize(s.one, "vda", 3<<30)
+}
+
+// withRootDisk returns a copy of an assignment whose first disk has another size.
+func withRootDisk(want *agentv1.AssignedVm, size uint64) *agentv1.AssignedVm {
+	return with(want, func(w *agentv1.AssignedVm) {
+		w.Disks = slices.Clone(w.Disks)
+		w.Disks[0] = proto.CloneOf(w.Disks[0])
+		w.Disks[0].SizeBytes = size
+	})
+}
+
 // restartAgent restarts the agent, and checks that the new agent finds the volumes and changes nothing.
 func (s *volumeStory) restartAgent() {
 	before := s.changes()
@@ -121,6 +141,7 @@ func (s *volumeStory) moveVolume() {
 	s.assign(s.one, s.two)
 	s.seesDisks(s.two, "data")
 	s.seesSize(s.two, "vdb", 64*mib)
+	s.seesSize(s.two, "vda", 4<<30)
 	s.reads(s.two.VmId, "vdb", "first", 0)
 	s.write(s.two.VmId, "vdb", "second", 0)
 

@@ -52,6 +52,9 @@ const (
 	// FeatureRunningMigration: as the target of a migration, the agent can receive memory while the guest runs on the
 	// source.
 	FeatureRunningMigration = "running-migration"
+	// FeatureDiskGrowth: the agent grows disks that are not volumes, and accepts a disk that is smaller than its desired
+	// size.
+	FeatureDiskGrowth = "disk-growth"
 	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).
 	FeatureGuestCalls = "guest-calls"
 	// FeatureConsoles: the agent opens consoles (agent.v1.OpenConsoleRequest).

@@ -15,13 +15,35 @@ type updateBody struct {
 	VCPUs *uint32 `json:"vcpus"`
 	// In MiB, 64 to 12582912. Absent: unchanged. A VM that runs gets the new size at its next start or reboot.
 	MemoryMiB *uint64 `json:"memory_mib"`
+	// Disks to make larger. The others stay unchanged. A running guest gets the new size at once.
+	Disks []diskSizeBody `json:"disks"`
 	// Pairs to add or to change. An empty value removes the pair.
 	Metadata map[string]string `json:"metadata"`
 	// Labels to add or to change. An empty value removes the label.
 	Labels map[string]string `json:"labels"`
 }
 
-// patchVM changes the size, the metadata and the labels of a VM.
+// diskSizeBody is a new size of a disk.
+type diskSizeBody struct {
+	// The ID of the disk in the VM. The disk must not be a volume.
+	ID string `json:"id"`
+	// In GiB, at least the present size and at most 65536.
+	SizeGiB uint64 `json:"size_gib"`
+}
+
+// diskSizes returns the sizes by the ID of the disk. It returns InvalidArgument if two bodies have the same ID.
+func diskSizes(all []diskSizeBody) (map[string]uint64, error) {
+	sizes := map[string]uint64{}
+	for _, d := range all {
+		if _, twice := sizes[d.ID]; twice {
+			return nil, fault.Invalid("disks", "disk %s occurs twice", d.ID)
+		}
+		sizes[d.ID] = d.SizeGiB
+	}
+	return sizes, nil
+}
+
+// patchVM changes the size, the disks, the metadata and the labels of a VM.
 func (s *Service) patchVM(_ *rest.Response, r *http.Request) (any, error) {
 	t, id, err := admitVM(r, "UpdateVm")
 	if err != nil {
@@ -32,14 +54,20 @@ func (s *Service) patchVM(_ *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	switch {
-	case in.VCPUs == nil && in.MemoryMiB == nil && len(in.Metadata) == 0 && len(in.Labels) == 0:
-		return nil, fault.New(fault.InvalidArgument, "nothing to change: give vcpus, memory_mib, metadata or labels")
+	case in.VCPUs == nil && in.MemoryMiB == nil && len(in.Disks) == 0 && len(in.Metadata) == 0 && len(in.Labels) == 0:
+		return nil, fault.New(fault.InvalidArgument, "nothing to change: give vcpus, memory_mib, disks, metadata or labels")
 	case in.VCPUs != nil && *in.VCPUs == 0:
 		return nil, fault.Invalid("vcpus", "must be 1 to %d, got 0", cloud.MaxVCPUs)
 	case in.MemoryMiB != nil && *in.MemoryMiB == 0:
 		return nil, fault.Invalid("memory_mib", "must be %d to %d, got 0", cloud.MinMemoryMiB, cloud.MaxMemoryMiB)
 	}
-	vm, err := s.Update(r.Context(), t, id, Change{VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, Metadata: in.Metadata, Labels: in.Labels})
+	sizes, err := diskSizes(in.Disks)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := s.Update(r.Context(), t, id, Change{
+		VCPUs: in.VCPUs, MemoryMiB: in.MemoryMiB, DiskSizes: sizes, Metadata: in.Metadata, Labels: in.Labels,
+	})
 	if err != nil {
 		return nil, withBodyField(err)
 	}

@@ -25,6 +25,8 @@ type Change struct {
 	Boot      *cloud.Boot
 	Security  *cloud.Security
 	Disks     []cloud.Disk
+	// DiskSizes has new sizes of disks in GiB, by the ID of the disk.
+	DiskSizes map[string]uint64
 	Network   []cloud.NIC
 	Metadata  map[string]string
 	Labels    map[string]string
@@ -40,7 +42,8 @@ type updateRequest struct {
 // memory, boot, security, and the metadata that configures the virtual machine (see cloud.FirmwareKey). The processors
 // and memory of a VM that is STARTING, RUNNING, STOPPING or in ERROR change at its next start. The new labels and
 // metadata are merged into the old ones. A change of the size removes the metadata cloud.InstanceTypeKey, unless c sets
-// it. Disks and NICs cannot be changed.
+// it. Disks that are not volumes can be made larger, with or without a process of the VM (see grow). Nothing else of the
+// disks and NICs can be changed.
 func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
@@ -132,11 +135,20 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	if len(c.Disks) > 0 || len(c.Network) > 0 {
 		requested := cloud.Spec{Disks: c.Disks, Network: c.Network}
 		requested.Normalize()
-		if len(c.Disks) > 0 && !reflect.DeepEqual(requested.Disks, visibleDisks(vm.Spec.Disks)) {
-			return false, fault.Invalid("spec.disks", "disks cannot be changed by UpdateVm: use AttachDisk and DetachDisk")
+		var err error
+		if len(c.Disks) > 0 {
+			if spec.Disks, err = larger(vm.Spec.Disks, requested.Disks); err != nil {
+				return false, err
+			}
 		}
 		if len(c.Network) > 0 && !reflect.DeepEqual(requested.Network, visibleNICs(vm.Spec.Network)) {
 			return false, fault.Invalid("spec.network", "NICs cannot be changed by UpdateVm: use AttachNic and DetachNic")
+		}
+	}
+	if len(c.DiskSizes) > 0 {
+		var err error
+		if spec.Disks, err = withSizes(vm, c.DiskSizes); err != nil {
+			return false, err
 		}
 	}
 	if !reflect.DeepEqual(spec, current) || !cloud.SameMachine(before.Metadata, vm.Metadata) {
@@ -167,7 +179,8 @@ func checkPairs(vm *cloud.VM) error {
 }
 
 // changeSpec changes the spec of a VM to spec. vm.Metadata must already have the new metadata. The parameter before is
-// the VM before the change. If the VM is not STOPPED, only processors and memory can change, at the VM's next start.
+// the VM before the change. If the VM is not STOPPED, only processors and memory can change, at the VM's next start, and
+// the sizes of disks, at once.
 // The VM stays on its host, because the host has its disks. changeSpec returns ResourceExhausted if the new spec does
 // not fit on that host.
 func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before *cloud.VM) error {
@@ -177,6 +190,10 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 	if err := cloud.CheckMachine(vm.Metadata, &spec); err != nil {
 		return err
 	}
+	resized := !reflect.DeepEqual(vm.NextSpec(), specWithDisks(spec, vm.Spec.Disks))
+	if err := s.grow(tx, vm, spec.Disks); err != nil {
+		return err
+	}
 	if vm.State == cloud.Stopped {
 		vm.Spec, vm.Resize = spec, nil
 		vm.Generation++
@@ -184,8 +201,10 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 		if spec.Boot != vm.Spec.Boot || spec.Security != vm.Spec.Security || !cloud.SameMachine(before.Metadata, vm.Metadata) {
 			return fault.New(fault.FailedPrecondition, "stop VM %s first: it is %s", vm.Name, vm.State)
 		}
-		if err := vm.ResizeAtNextStart(&spec); err != nil {
-			return err
+		if resized {
+			if err := vm.ResizeAtNextStart(&spec); err != nil {
+				return err
+			}
 		}
 	}
 	if spec.CPU.Model == "" && before.Spec.CPU.Model != "" && vm.BaselineCPU == "" {

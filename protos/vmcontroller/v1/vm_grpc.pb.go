@@ -83,12 +83,14 @@ type VmServiceClient interface {
 	// memory of a STOPPED VM at once. Of a VM that is STARTING, RUNNING, STOPPING or in ERROR it changes them when the host
 	// starts the VM's next process: at a start or a reboot. Until then spec has the old values, the metadata
 	// "trivet/pending-resize" the new ones that differ, and the larger of both counts in the quota. Disks and NICs, if
-	// given, must equal the present ones. It does not wait for the host. It takes no idempotency key: a repeat changes
-	// nothing.
+	// given, must equal the present ones, except that size_gib of a disk that is not a volume can be greater: the host
+	// grows the disk of a running guest at once, and of another VM at its next start. UpdateVm does not wait for the host.
+	// It takes no idempotency key: a repeat changes nothing.
 	//
-	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, or part of the spec is not served.
+	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, the agent of its host
+	// is too old to grow disks, or part of the spec is not served.
 	// RESOURCE_EXHAUSTED: the host has no room (NO_HOST_FITS), or quota (QUOTA_EXCEEDED). INVALID_ARGUMENT: other disks
-	// or NICs, another "trivet/anti-affinity", "trivet/pending-resize", or a new key of the metadata or labels that begins
+	// or NICs, a smaller disk, another "trivet/anti-affinity", "trivet/pending-resize", or a new key of the metadata or labels that begins
 	// with "trivet/" and is unknown.
 	UpdateVm(ctx context.Context, in *UpdateVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// DeleteVm removes the record of a VM; its name, quota and images are free when the call returns. The host destroys
@@ -427,12 +429,14 @@ type VmServiceServer interface {
 	// memory of a STOPPED VM at once. Of a VM that is STARTING, RUNNING, STOPPING or in ERROR it changes them when the host
 	// starts the VM's next process: at a start or a reboot. Until then spec has the old values, the metadata
 	// "trivet/pending-resize" the new ones that differ, and the larger of both counts in the quota. Disks and NICs, if
-	// given, must equal the present ones. It does not wait for the host. It takes no idempotency key: a repeat changes
-	// nothing.
+	// given, must equal the present ones, except that size_gib of a disk that is not a volume can be greater: the host
+	// grows the disk of a running guest at once, and of another VM at its next start. UpdateVm does not wait for the host.
+	// It takes no idempotency key: a repeat changes nothing.
 	//
-	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, or part of the spec is not served.
+	// FAILED_PRECONDITION: the state of the VM does not allow the change, its host left the cluster, the agent of its host
+	// is too old to grow disks, or part of the spec is not served.
 	// RESOURCE_EXHAUSTED: the host has no room (NO_HOST_FITS), or quota (QUOTA_EXCEEDED). INVALID_ARGUMENT: other disks
-	// or NICs, another "trivet/anti-affinity", "trivet/pending-resize", or a new key of the metadata or labels that begins
+	// or NICs, a smaller disk, another "trivet/anti-affinity", "trivet/pending-resize", or a new key of the metadata or labels that begins
 	// with "trivet/" and is unknown.
 	UpdateVm(context.Context, *UpdateVmRequest) (*VirtualMachine, error)
 	// DeleteVm removes the record of a VM; its name, quota and images are free when the call returns. The host destroys
