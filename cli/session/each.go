@@ -91,7 +91,7 @@ func (s *Session) Each(ctx context.Context, limit time.Duration, args []string, 
 		}
 		defer cancel()
 		s.facts.Ongoing = explain.Ongoing{}
-		return s.locating(func() error { return body(ctx, arg) })
+		return s.inTenant(ctx, func() error { return body(ctx, arg) })
 	}
 	late := func() bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
 	deadline, _ := ctx.Deadline() // the zero time without a deadline
