@@ -10,7 +10,9 @@ import (
 
 // TestOnlyTenant checks for which roles a command that names no org and no project means one of them.
 func TestOnlyTenant(t *testing.T) {
-	in := func(org, project string) *identityv1.Binding { return &identityv1.Binding{OrgId: org, ProjectId: project} }
+	in := func(org, project string) *identityv1.Binding {
+		return &identityv1.Binding{OrgId: org, ProjectId: project}
+	}
 	for name, c := range map[string]struct {
 		roles        []*identityv1.Binding
 		org, project string
