@@ -265,7 +265,7 @@ func script(t *testing.T, text string) (all []watched) {
 }
 
 // secretWords replaces words in scripts, such as PASSWORD, by the secrets that they stand for.
-var secretWords = strings.NewReplacer("NEWPASSWORD", newPassword, "PASSWORD", password, "TENANT", tenantToken, "ADMIN", adminToken,
+var secretWords = strings.NewReplacer("NEWPASSWORD", newPassword, "PASSWORD", password, "TENANT", tenantToken, "ORGBOSS", orgAdminToken, "ADMIN", adminToken,
 	"ISSUED", issuedToken, "SASECRET", saSecret)
 
 // file writes the input to a file in the home directory, with the words of secretWords replaced by secrets. Without

@@ -76,7 +76,7 @@ func newIdentity(c *fakeCloud) *fakeIdentity {
 }
 
 // tokens maps each token that the fake accepts to its user.
-var tokens = map[string]string{tenantToken: "demo", adminToken: "admin", issuedToken: "ci", oidcToken: "ada", unprovenToken: "root"}
+var tokens = map[string]string{tenantToken: "demo", adminToken: "admin", issuedToken: "ci", oidcToken: "ada", unprovenToken: "root", orgAdminToken: "olga"}
 
 func (f *fakeIdentity) note(format string, args ...any) {
 	f.cloud.mu.Lock()
@@ -149,7 +149,34 @@ func (f *fakeIdentity) holder(token string) *identityv1.WhoAmIResponse {
 	if token == unprovenToken {
 		me.Proof, me.Bindings = "none", nil
 	}
+	if token == orgAdminToken {
+		u, _ := find(f.users, "user", "olga")
+		me.OrgId, me.ProjectId, me.Bindings = "", "", u.GetBindings()
+	}
 	return me
+}
+
+// admitUnscoped returns the error of the control plane for a call that names no org, or no project, by olga, whose token
+// has no scope and whose roles are all for whole orgs.
+func (f *fakeIdentity) admitUnscoped(method string, req any) error {
+	var org, project string
+	if in, ok := req.(interface{ GetOrgId() string }); ok {
+		org = in.GetOrgId()
+	}
+	t, inProject := req.(tenanted)
+	if inProject {
+		project = t.GetProjectId()
+	}
+	switch {
+	case slices.Contains([]string{"WhoAmI", "ListProjects", "GetProject", "GetOrg", "GetUser"}, method):
+	case slices.Contains([]string{"ListBindings", "ListAuditRecords", "ListGroups", "CreateProject", "CreateGroup", "AddGroupMember"}, method):
+		if org == "" {
+			return refused("TENANT_REQUIRED", "olga may not %s in the whole cloud: name the org with org_id", method)
+		}
+	case inProject && project == "":
+		return refused("TENANT_REQUIRED", "olga has no role in any project: set project_id")
+	}
+	return nil
 }
 
 func (f *fakeIdentity) VerifyToken(_ context.Context, in *identityv1.VerifyTokenRequest) (*identityv1.VerifyTokenResponse, error) {

@@ -137,3 +137,13 @@ func (d *fakeImageData) DownloadImage(in *storagev1.DownloadImageRequest, stream
 	}
 	return stream.Send(&storagev1.DownloadImageResponse{Data: rest[half:]})
 }
+
+// ListAllImages lists the images for the administrator, all on one page.
+func (d *fakeImageData) ListAllImages(ctx context.Context, _ *storagev1.ListAllImagesRequest) (*storagev1.ListAllImagesResponse, error) {
+	if bearer(ctx) != adminToken {
+		return nil, failed(codes.PermissionDenied, "", "only system:admin may ListAllImages")
+	}
+	d.cloud.mu.Lock()
+	defer d.cloud.mu.Unlock()
+	return &storagev1.ListAllImagesResponse{Images: slices.Clone(d.cloud.images)}, nil
+}

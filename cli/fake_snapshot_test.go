@@ -98,6 +98,16 @@ func (f *fakeSnapshots) ListSnapshots(_ context.Context, in *storagev1.ListSnaps
 	return out, nil
 }
 
+// ListAllSnapshots lists the snapshots for the administrator, all on one page.
+func (f *fakeSnapshots) ListAllSnapshots(ctx context.Context, _ *storagev1.ListAllSnapshotsRequest) (*storagev1.ListAllSnapshotsResponse, error) {
+	if bearer(ctx) != adminToken {
+		return nil, failed(codes.PermissionDenied, "", "only system:admin may ListAllSnapshots")
+	}
+	f.cloud.mu.Lock()
+	defer f.cloud.mu.Unlock()
+	return &storagev1.ListAllSnapshotsResponse{Snapshots: slices.Clone(f.all)}, nil
+}
+
 func (f *fakeSnapshots) DeleteSnapshot(_ context.Context, in *storagev1.DeleteSnapshotRequest) (*emptypb.Empty, error) {
 	f.cloud.mu.Lock()
 	defer f.cloud.mu.Unlock()

@@ -41,7 +41,9 @@ import (
 const (
 	tenantToken = "tenant-t0ken"
 	adminToken  = "admin-t0ken"
-	password    = "correct horse"
+	// orgAdminToken is the token of olga, whose roles are those that a script gives her.
+	orgAdminToken = "org-4dmin-t0ken"
+	password      = "correct horse"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -233,6 +235,11 @@ func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) e
 		if t, ok := req.(tenanted); ok && t.GetOrgId() == "" && method != "ListBindings" && method != "ListAuditRecords" && !strings.HasPrefix(method, "ListAll") {
 			return failed(codes.InvalidArgument, "org_id", "org_id: is required of system:admin")
 		}
+		if i, ok := req.(interface{ GetOrgId() string }); ok && i.GetOrgId() == "" && (method == "GetImage" || method == "DeleteImage") {
+			return failed(codes.InvalidArgument, "org_id", "org_id: is required of system:admin")
+		}
+	case token == orgAdminToken:
+		return c.people.admitUnscoped(method, req)
 	case tokens[token] == "":
 		return failed(codes.Unauthenticated, "", "the token is not one of ours: %s", token)
 	}
@@ -347,7 +354,14 @@ func (c *fakeCloud) ListImages(_ context.Context, in *vmv1.ListImagesRequest) (*
 func (c *fakeCloud) DeleteImage(_ context.Context, in *vmv1.DeleteImageRequest) (*emptypb.Empty, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.images = slices.DeleteFunc(c.images, func(i *vmv1.Image) bool { return i.GetId() == in.GetImageId() })
+	at := slices.IndexFunc(c.images, func(i *vmv1.Image) bool { return i.GetId() == in.GetImageId() })
+	switch {
+	case at < 0:
+		return nil, failed(codes.NotFound, "", "no image %s", in.GetImageId())
+	case c.images[at].GetOrgId() != cmp.Or(in.GetOrgId(), "default"):
+		return nil, failed(codes.PermissionDenied, "", "image %s belongs to org %s, and only that org can change or delete it", in.GetImageId(), c.images[at].GetOrgId())
+	}
+	c.images = slices.Delete(c.images, at, at+1)
 	return &emptypb.Empty{}, nil
 }
 

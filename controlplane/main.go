@@ -29,6 +29,11 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "dev" {
+		// The program must not inherit the settings below, which are for a member.
+		fmt.Fprintln(os.Stderr, "trivet-controlplane:", execDev(os.Args[2:]))
+		os.Exit(1)
+	}
 	setTimerSlack()
 	// Only the user of this process may read the member's files. Some libraries create files with mode 0644.
 	syscall.Umask(0o077)
@@ -66,6 +71,7 @@ func command() *cobra.Command {
 		return newSupervisor(c).supervise(func(s *supervisor) error { return run(cmd.Context(), c, s, nil) })
 	}
 	root.AddCommand(offline.Commands()...)
+	root.AddCommand(devCommand())
 	root.AddCommand(&cobra.Command{
 		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

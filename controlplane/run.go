@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"sync/atomic"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/audit"
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity"
@@ -84,6 +85,7 @@ type member struct {
 
 	// Fields that the builders of the services set:
 	audits         *audit.Service
+	audited        atomic.Uint64 // the audit records of successful changes that this member has committed
 	identities     *identity.Service
 	images         *image.Service
 	nodes          *node.Service

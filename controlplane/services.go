@@ -183,7 +183,9 @@ func (m *member) listServices(context.Context) error {
 
 // newAccounts creates the audit and identity services.
 func (m *member) newAccounts(context.Context) error {
-	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
+	m.audits = audit.New(audit.Options{
+		Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit"), Audited: &m.audited,
+	})
 	m.identities = identity.New(identity.Options{
 		Store: m.records, Commands: m.commands, Key: m.key, Log: m.log, Audit: m.audits, Issuer: m.config.IssuerURL(), Providers: m.config.Identity.Providers,
 		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, volume.CheckNoVolumes, image.CheckNoImages, network.CheckNone, credit.Holds(walletProject)},

@@ -141,7 +141,7 @@ func (m *member) openRecords(context.Context) error {
 	c := &m.config
 	m.budgets = budget.New(c.Limits.Limits, m.clock.Elapsed)
 	m.records = store.New(store.Options{
-		Engine: m.engines[layout.SystemGroup], Proposer: m.system, PageKey: m.key.Derive("page-tokens"), Stamp: audit.Stamp, Spend: m.budgets.Spend,
+		Engine: m.engines[layout.SystemGroup], Proposer: m.system, PageKey: m.key.Derive("page-tokens"), Stamp: audit.Stamp, Audited: &m.audited, Spend: m.budgets.Spend,
 		Now: m.clock.Now, Elapsed: m.clock.Elapsed,
 	})
 	m.commands = leader.NewCommands(c.NodeID, m.system, m.mesh)

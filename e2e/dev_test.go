@@ -28,7 +28,8 @@ func TestDev(t *testing.T) {
 		require.NoError(t, err, "%s", out)
 	}
 	cgroup := fmt.Sprintf("trivet-e2e-dev-%d", lab.RunID())
-	dev := exec.Command(program, "--guest", guest(t), "--cgroup", cgroup, "--uid-range", uids())
+	// The command of the control plane runs trivet-dev in place of itself.
+	dev := exec.Command(filepath.Join(bin, "trivet-controlplane"), "dev", "--guest", guest(t), "--cgroup", cgroup, "--uid-range", uids())
 	dev.Dir, dev.Env = work, append(os.Environ(), "TMPDIR="+work)
 	printed, err := dev.StdoutPipe()
 	require.NoError(t, err)

@@ -28,6 +28,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/trivet-cloud/trivet/nodeagent/facts"
 	"github.com/trivet-cloud/trivet/nodeagent/metrics"
 	"github.com/trivet-cloud/trivet/shared/testenv"
 )
@@ -79,6 +80,7 @@ func startMetrics(t *testing.T, c *Config) string {
 		Version: "v1", Uplink: func() metrics.Uplink { return metrics.Uplink{Connected: true} }, VMs: func() []metrics.VM { return nil },
 		Counts: func() metrics.Counts { return metrics.Counts{} }, Networks: func() metrics.Networks { return metrics.Networks{} },
 		Storage: func() metrics.Storage { return metrics.Storage{} }, Images: func() metrics.Images { return metrics.Images{} },
+		Host:      func() facts.Load { return facts.Load{} },
 		Durations: metrics.NewDurations(),
 	}
 	handler := metrics.Handler(sources, metrics.Access{Hosts: c.metricsHosts(), Token: c.scrapePort().ReadToken()}, slog.New(slog.DiscardHandler))

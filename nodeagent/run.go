@@ -399,8 +399,15 @@ func (a *agent) sources() metrics.Sources {
 		Counts:    func() metrics.Counts { return metrics.Counts(machines.Counts()) },
 		Durations: a.durations,
 		Networks:  a.nets.metrics,
-		Storage:   func() metrics.Storage { return storageMetrics(a.storage, machines) },
-		Images:    func() metrics.Images { return imageMetrics(a.images) },
+		Host: func() facts.Load {
+			load, err := facts.ReadLoad()
+			if err != nil {
+				a.log.Warn("cannot read the load of the host for the metrics", "err", err)
+			}
+			return load
+		},
+		Storage: func() metrics.Storage { return storageMetrics(a.storage, machines) },
+		Images:  func() metrics.Images { return imageMetrics(a.images) },
 	}
 }
 

@@ -140,6 +140,7 @@ var others = map[string][]string{
 	"shared/version":           {},
 	"shared/scrape":            {"shared/mutant"},
 	"shared/testenv":           {},
+	"shared/metricstest":       {},
 	"shared/protodoc":          {},
 	"shared/convert":           {"shared/cloud", "shared/fault", "protos/…"},
 

@@ -26,6 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -107,4 +108,18 @@ func (r *Run) WillExist(err error, kind, name string) bool {
 func Fixed(what, present, given string) error {
 	return session.Errorf(codes.FailedPrecondition, "", "%s cannot be changed: it is %s, and the file gives %s",
 		what, cmp.Or(present, "not set"), cmp.Or(given, "none"))
+}
+
+// SameAddress reports whether two texts are the same address or prefix, or otherwise equal.
+func SameAddress(a, b string) bool { return normalizeAddress(a) == normalizeAddress(b) }
+
+// normalizeAddress returns the usual text of a prefix or an address, and other text unchanged.
+func normalizeAddress(text string) string {
+	if p, err := netip.ParsePrefix(text); err == nil {
+		return p.String()
+	}
+	if a, err := netip.ParseAddr(text); err == nil {
+		return a.String()
+	}
+	return text
 }

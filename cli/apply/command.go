@@ -67,6 +67,7 @@ Objects are applied in this order: ` + strings.Join(firstNames(kinds), ", ") + `
 			}
 			return o.done(objects[i], plan)
 		})
+		o.addOthers(objects)
 		return errors.Join(err, o.end())
 	})
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {

@@ -3,6 +3,7 @@ package apply
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -48,6 +49,16 @@ func (o *output) add(x *object, result string, changes []string) {
 		{Key: "kind", Value: x.kind}, {Key: "name", Value: x.name}, {Key: "result", Value: result},
 		{Key: "changes", Value: texts}, {Key: "dry_run", Value: o.run.Dry},
 	})
+}
+
+// addOthers adds those of the objects that have no result, because the deadline of the command passed or the user
+// interrupted it.
+func (o *output) addOthers(objects []*object) {
+	for _, x := range objects {
+		if !slices.Contains(o.names, x.String()) {
+			o.add(x, "not attempted", nil)
+		}
+	}
 }
 
 // end prints the document, for the formats that have one.

@@ -189,6 +189,9 @@ func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	return identifiedStream{stream}, nil
 }
 
+// ActIn makes later calls name an org and a project in their metadata. It must not be called concurrently with calls.
+func (c *Conn) ActIn(org, project string) { c.opts.Org, c.opts.Project = org, project }
+
 func (c *Conn) outgoing(ctx context.Context) context.Context {
 	if c.opts.Token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+string(c.opts.Token))

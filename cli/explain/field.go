@@ -237,3 +237,14 @@ func TenantMissing(err error) bool {
 	_, field, _ := details(s)
 	return field == "org_id" || field == "project_id"
 }
+
+// TenantRequired reports whether an error is PERMISSION_DENIED because the call names no org or project. The control plane
+// returns this error if the call would be admitted for an org or a project, but the caller has no default.
+func TenantRequired(err error) bool {
+	s, ok := status.FromError(err)
+	if !ok || s.Code() != codes.PermissionDenied {
+		return false
+	}
+	info, _, _ := details(s)
+	return info.GetReason() == "TENANT_REQUIRED"
+}

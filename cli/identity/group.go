@@ -189,9 +189,9 @@ func membersCommand(s *session.Session, users cobra.CompletionFunc, verb, short,
 		Example: "  trivet group " + verb + " devs ada bob --org acme",
 	}
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		org, _ := s.Tenant()
 		client := identityv1.NewIdentityServiceClient(conn)
 		return s.Each(ctx, callTimeout, args[1:], func(ctx context.Context, user string) error {
+			org, _ := s.Tenant()
 			if err := do(ctx, client, org, args[0], user); err != nil {
 				return err
 			}

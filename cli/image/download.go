@@ -29,7 +29,7 @@ complete, the file is called FILE.part. If the download is interrupted, the same
 	}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		id, err := find(ctx, s, conn, args[0], true, usable)
+		id, err := findObject(ctx, s, conn, args[0], true, usable)
 		if err != nil {
 			return err
 		}

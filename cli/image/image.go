@@ -41,7 +41,18 @@ func printHelp(c *cobra.Command, _ []string) error { return c.Help() }
 
 func listCommand(s *session.Session) *cobra.Command {
 	var own, everywhere bool
-	c := listedIn(s, &own, &everywhere).Command(s, &cobra.Command{Use: "list", Short: "List the images that you can use"}, callTimeout)
+	k := listedIn(s, &own, &everywhere)
+	page := k.Page
+	k.Page = func(ctx context.Context, conn *dial.Conn, q list.Query) ([]*vmv1.Image, string, error) {
+		// For an org that does not exist, the list has the public images, so that it is not empty.
+		if q.Token == "" && (s.Given("org") || s.Given("project")) {
+			if err := s.CheckTenant(ctx, conn); err != nil {
+				return nil, "", err
+			}
+		}
+		return page(ctx, conn, q)
+	}
+	c := k.Command(s, &cobra.Command{Use: "list", Short: "List the images that you can use"}, callTimeout)
 	c.Flags().BoolVar(&own, "own", false, "list only the images of the org")
 	session.AllProjectsFlag(c, &everywhere)
 	session.Exclusive(c, "own", "all-projects")
@@ -105,7 +116,7 @@ func showCommand(s *session.Session) *cobra.Command {
 	c.ValidArgsFunction = session.FirstArg(Names(s))
 	session.Many(c)
 	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
-		id, err := find(ctx, s, conn, name, true, anyImage)
+		id, err := findObject(ctx, s, conn, name, true, anyImage)
 		if err != nil {
 			return err
 		}
@@ -148,7 +159,7 @@ the image are not changed.`,
 		if req.Metadata, err = session.Pairs("metadata", metadata); err != nil {
 			return err
 		}
-		if req.ImageId, err = find(ctx, s, conn, args[0], false, anyImage); err != nil {
+		if req.ImageId, err = findObject(ctx, s, conn, args[0], false, anyImage); err != nil {
 			return explainForeign(ctx, s, conn, args[0], err)
 		}
 		req.OrgId, _ = s.Tenant()
@@ -167,7 +178,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 	session.Many(c)
 	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
 		// Only images of the caller's org are looked up: public images of other orgs cannot be deleted.
-		id, err := find(ctx, s, conn, name, false, anyImage)
+		id, err := findObject(ctx, s, conn, name, false, anyImage)
 		if err != nil {
 			return explainForeign(ctx, s, conn, name, err)
 		}
@@ -205,6 +216,25 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 func anyImage(*vmv1.Image) bool { return true }
 func usable(i *vmv1.Image) bool { return i.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_ERROR }
 
+// findObject is like find, for commands whose object is the image itself. An operator can name an image of any org by
+// its ID.
+func findObject(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, public bool, prefer func(*vmv1.Image) bool) (string, error) {
+	if session.IsID(nameOrID) {
+		s.LookUpByID(func() (org, project string, err error) {
+			own, everywhere := false, true
+			all, err := listedIn(s, &own, &everywhere).All(ctx, conn)
+			for _, i := range all {
+				if i.GetId() == nameOrID {
+					return i.GetOrgId(), "", nil
+				}
+			}
+			return "", "", cmp.Or(err, session.NotFound("", "no image has the ID %s", nameOrID))
+		})
+	}
+	return find(ctx, s, conn, nameOrID, public, prefer)
+}
+
+// find implements Find. If public is false, it looks only for images of the org.
 func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string, public bool, prefer func(*vmv1.Image) bool) (string, error) {
 	if session.IsID(nameOrID) {
 		return nameOrID, nil

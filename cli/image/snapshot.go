@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -11,10 +12,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// FindSnapshot returns the ID of the snapshot of the project with a name or ID. It makes no call for an ID. It is in
-// this package because package volume, which has the commands for snapshots, imports this one.
+// FindSnapshot returns the ID of the snapshot of the project with a name or ID. It makes no call for an ID. An
+// operator can name a snapshot of any project by its ID. FindSnapshot is in this package because package volume, which
+// has the commands for snapshots, imports this one.
 func FindSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
+		s.LookUpByID(func() (org, project string, err error) {
+			all, _, err := session.Pages(0, func(token string) ([]*storagev1.Snapshot, string, error) {
+				page, err := storagev1.NewSnapshotServiceClient(conn).ListAllSnapshots(ctx, &storagev1.ListAllSnapshotsRequest{
+					PageSize: session.PageSize, PageToken: token,
+				})
+				return page.GetSnapshots(), page.GetNextPageToken(), err
+			})
+			for _, one := range all {
+				if one.GetId() == nameOrID {
+					return one.GetOrgId(), one.GetProjectId(), nil
+				}
+			}
+			return "", "", cmp.Or(err, session.NotFound("", "no snapshot has the ID %s", nameOrID))
+		})
 		return nameOrID, nil
 	}
 	if err := cloud.CheckName("snapshot", nameOrID); err != nil {

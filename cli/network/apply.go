@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -99,21 +98,10 @@ func planOf[T object](s *session.Session, k *kind[T], f applicable[T], c *cobra.
 // fixed returns an error if the value of a flag is given and differs from the present one. It compares prefixes and
 // addresses as such, not as text.
 func (x *comparison) fixed(flag, present, file string) error {
-	if !x.given(flag) || normalized(present) == normalized(file) {
+	if !x.given(flag) || apply.SameAddress(present, file) {
 		return nil
 	}
 	return apply.Fixed(flag, present, file)
-}
-
-// normalized returns the usual text of a prefix or an address, and other text unchanged.
-func normalized(text string) string {
-	if p, err := netip.ParsePrefix(text); err == nil {
-		return p.String()
-	}
-	if a, err := netip.ParseAddr(text); err == nil {
-		return a.String()
-	}
-	return text
 }
 
 // fixedIPv6 returns an error if the flag --ipv6 is given and the object has an IPv6 prefix though the flag is false, or
@@ -177,7 +165,7 @@ func (f *subnetFlags) compare(ctx context.Context, t *target, x *comparison, n *
 		x.plan.Add("DHCP %s", map[bool]string{true: "on", false: "off"}[dhcp])
 		update.DhcpEnabled = &dhcp
 	}
-	if x.given("dns") && !slices.EqualFunc(req.GetDnsServers(), n.GetDnsServers(), func(a, b string) bool { return normalized(a) == normalized(b) }) {
+	if x.given("dns") && !slices.EqualFunc(req.GetDnsServers(), n.GetDnsServers(), apply.SameAddress) {
 		x.plan.Add("dns %s", strings.Join(req.GetDnsServers(), ","))
 		update.DnsServers = &networkv1.DnsServers{Addresses: req.GetDnsServers()}
 	}

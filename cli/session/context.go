@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-cloud/trivet/cli/account"
-	"github.com/trivet-cloud/trivet/cli/explain"
 )
 
 // ContextNamed returns the name of the context that --context or, without that flag, TRIVET_CONTEXT selects. It returns
@@ -74,17 +73,17 @@ func (s *Session) saved() (*account.Login, error) {
 }
 
 // Tenant returns the org and project for requests. It returns the result of Named or, if both values are empty, the org
-// and project of the saved login, or else those that LookUpByID has found. If these are empty too, the control plane uses the
-// tenant of the token.
+// and project of the saved login, or else those that inTenant has found. If these are empty too, the control plane uses
+// the tenant of the token.
 func (s *Session) Tenant() (org, project string) {
 	org, project = s.Named()
-	switch {
-	case org != "" || project != "":
-		return org, project
-	case s.scope != nil && (s.scope.Org != "" || s.scope.Project != ""):
-		return s.scope.Org, s.scope.Project
+	if org == "" && project == "" && s.scope != nil {
+		org, project = s.scope.Org, s.scope.Project
 	}
-	return s.found.org, s.found.project
+	if project == "" && (org == "" || org == s.found.org) {
+		return s.found.org, s.found.project
+	}
+	return org, project
 }
 
 // LookUpByID registers the function that finds the org and the project of the object that the command is for in the
@@ -95,22 +94,6 @@ func (s *Session) LookUpByID(find func() (org, project string, err error)) {
 	if org, project := s.Tenant(); org == "" && project == "" {
 		s.lookUp = find
 	}
-}
-
-// locating calls body. If the control plane requires a project, and body has called LookUpByID, it calls body again in
-// the project of the object. Nothing has been done before such an error.
-func (s *Session) locating(body func() error) error {
-	s.found.org, s.found.project, s.lookUp = "", "", nil
-	err := body()
-	find := s.lookUp
-	s.lookUp = nil
-	if find == nil || !explain.TenantMissing(err) {
-		return err
-	}
-	if s.found.org, s.found.project, err = find(); err != nil {
-		return err
-	}
-	return body()
 }
 
 // Named returns the org and project that the flags or the environment name. It ignores the saved login. Commands that

@@ -91,7 +91,7 @@ func (s *Session) Each(ctx context.Context, limit time.Duration, args []string, 
 		}
 		defer cancel()
 		s.facts.Ongoing = explain.Ongoing{}
-		return s.locating(func() error { return body(ctx, arg) })
+		return s.inTenant(ctx, func() error { return body(ctx, arg) })
 	}
 	late := func() bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
 	deadline, _ := ctx.Deadline() // the zero time without a deadline
@@ -138,10 +138,10 @@ func deadlinePassed(err error) bool {
 }
 
 // named puts arg before the error for a deadline, which otherwise does not say for which of several arguments it passed.
-// The report of an ongoing operation says that already.
+// The report of an ongoing operation says that already, and some commands put arg before their errors themselves.
 func (s *Session) named(arg string, err error) error {
 	var problem *Problem
-	if !deadlinePassed(err) || errors.As(err, &problem) || s.facts.Ongoing.What != "" {
+	if !deadlinePassed(err) || errors.As(err, &problem) || s.facts.Ongoing.What != "" || strings.HasPrefix(err.Error(), arg+": ") {
 		return err
 	}
 	return fmt.Errorf("%s: %w", arg, err)

@@ -65,7 +65,7 @@ type Session struct {
 	scope *account.Login
 	// choosing is true if calls send the org and project that Tenant returns, in their metadata.
 	choosing bool
-	// found is the tenant that lookUp has found, and lookUp the function that LookUpByID has registered, or nil.
+	// found is the tenant that inTenant has found, and lookUp the function that LookUpByID has registered, or nil.
 	found  struct{ org, project string }
 	lookUp func() (org, project string, err error)
 	given  func(flag string) bool
@@ -110,7 +110,7 @@ func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *
 		defer conn.Close()
 		ctx, cancel := s.Limit(ctx, limit)
 		defer cancel()
-		return s.locating(func() error { return body(ctx, conn, args) })
+		return s.inTenant(ctx, func() error { return body(ctx, conn, args) })
 	})
 }
 

@@ -2,11 +2,14 @@ package vm
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/apply"
 	"github.com/trivet-cloud/trivet/cli/dial"
@@ -273,11 +276,27 @@ func (x *comparison) fixedImage(ctx context.Context, what, present, file string)
 	if file == "" {
 		return nil
 	}
-	id, err := image.Find(ctx, x.s, x.conn, file)
+	id, err := x.findImage(ctx, present, file)
 	if err != nil || id == present {
 		return err
 	}
 	return apply.Fixed(what, image.NameOf(ctx, x.s, x.conn)(present), file)
+}
+
+// findImage returns the ID of the image that a file names. If there is no such image, and the one with the ID present,
+// which the VM has, does not exist any more either, findImage returns present: the VM does not need its image any more,
+// and the file need not be changed when the image is deleted.
+func (x *comparison) findImage(ctx context.Context, present, file string) (string, error) {
+	id, err := image.Find(ctx, x.s, x.conn, file)
+	var problem *session.Problem
+	if present == "" || !errors.As(err, &problem) || problem.Code != codes.NotFound {
+		return id, err
+	}
+	_, readErr := vmv1.NewImageServiceClient(x.conn).GetImage(ctx, &vmv1.GetImageRequest{OrgId: x.t.org, ImageId: present})
+	if status.Code(readErr) != codes.NotFound {
+		return "", err
+	}
+	return present, nil
 }
 
 // pairs compares the labels and the metadata. The keys and the user data for the guest are not compared, because no
@@ -289,7 +308,7 @@ func (x *comparison) pairs(ctx context.Context) error {
 	}
 	maps.DeleteFunc(metadata, func(key, _ string) bool { return key == sshKeysMetadata || key == userDataMetadata })
 	if x.f.machine.cdrom != "" {
-		if metadata[cloud.CDROMKey], err = image.Find(ctx, x.s, x.conn, x.f.machine.cdrom); err != nil {
+		if metadata[cloud.CDROMKey], err = x.findImage(ctx, x.vm.GetMetadata()[cloud.CDROMKey], x.f.machine.cdrom); err != nil {
 			return err
 		}
 	}

@@ -3,7 +3,6 @@ package vm
 import (
 	"cmp"
 	"context"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -121,7 +120,7 @@ func (x *comparison) compareNIC(ctx context.Context, n newNIC, have *vmv1.Networ
 		return fixed("subnet", x.resolver.SubnetName(have.GetSubnetId()), n.subnet)
 	case network != "" && network != have.GetNetworkId():
 		return fixed("vpc", x.resolver.VPCName(have.GetNetworkId()), cmp.Or(n.vpc, defaultVPC))
-	case n.ip != "" && !sameAddress(n.ip, have.GetIpAddress()):
+	case n.ip != "" && !apply.SameAddress(n.ip, have.GetIpAddress()):
 		return fixed("ip", have.GetIpAddress(), n.ip)
 	case n.mac != "" && !strings.EqualFold(strings.ReplaceAll(n.mac, "-", ":"), have.GetMacAddress()):
 		return fixed("mac", have.GetMacAddress(), n.mac)
@@ -146,11 +145,4 @@ func (x *comparison) nicGroups(ctx context.Context, want, have *vmv1.NetworkSpec
 	x.groups = append(x.groups, portGroups{have.GetPortId(), want.GetSecurityGroups()})
 	x.plan.Add("%s groups", have.GetId())
 	return nil
-}
-
-// sameAddress reports whether two texts are the same IP address.
-func sameAddress(a, b string) bool {
-	x, errX := netip.ParseAddr(a)
-	y, errY := netip.ParseAddr(b)
-	return errX == nil && errY == nil && x == y
 }

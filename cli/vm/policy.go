@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -28,9 +29,6 @@ type policyFlags struct {
 	metadata, labels []string           // the values of --metadata and --label
 }
 
-// maxHAPriority is the greatest value of --ha-priority.
-const maxHAPriority = 100
-
 // groupFlags are the flags for groups of VMs, which only `trivet vm create` has, because the labels cannot be changed.
 var groupFlags = []struct{ name, label, usage string }{
 	{"affinity", cloud.AffinityLabel, "group of VMs that must all be on one host"},
@@ -45,7 +43,7 @@ func (f *policyFlags) register(p *pflag.FlagSet) {
 	f.set = p
 	p.StringVar(&f.restart, "restart-policy", "", "never or on-failure: start the VM again if its process dies, at most 3 times in 10 minutes; the default is never")
 	p.StringVar(&f.ha, "ha", "", "restart or none: start the VM on another host if its host is lost; the default is none")
-	p.Uint32Var(&f.haPriority, "ha-priority", 0, "0 to 100: VMs with a higher number get another host first; the default is 50")
+	p.Uint32Var(&f.haPriority, "ha-priority", 0, fmt.Sprintf("0 to %d: VMs with a higher number get another host first; the default is %d", cloud.MaxHAPriority, cloud.DefaultHAPriority))
 	p.StringVar(&f.host, "host", "", "the only host on which the VM may be placed, by name or ID")
 }
 
@@ -80,8 +78,8 @@ func (f *policyFlags) metadataPairs() (map[string]string, error) {
 		switch {
 		case one.values != nil && !slices.Contains(one.values, one.value):
 			return nil, session.Usagef("--%s %q: want %s or %s", one.flag, one.value, one.values[0], one.values[1])
-		case one.flag == "ha-priority" && f.haPriority > maxHAPriority:
-			return nil, session.Usagef("--ha-priority %d: want 0 to %d", f.haPriority, maxHAPriority)
+		case one.flag == "ha-priority" && f.haPriority > cloud.MaxHAPriority:
+			return nil, session.Usagef("--ha-priority %d: want 0 to %d", f.haPriority, cloud.MaxHAPriority)
 		}
 		if out, err = addPair(out, one.flag, "metadata", one.key, one.value); err != nil {
 			return nil, err
@@ -215,10 +213,7 @@ func afterLoss(vm *vmv1.VirtualMachine) (text string, starts bool) {
 	if host := selector[cloud.HostLabel]; host != "" {
 		return "stays down, because it may be placed on " + host + " only", false
 	}
-	priority := vm.GetMetadata()[cloud.HAPriority]
-	if priority == "" {
-		priority = "50"
-	}
+	priority := cmp.Or(vm.GetMetadata()[cloud.HAPriority], strconv.Itoa(cloud.DefaultHAPriority))
 	return "starts on another host that can use its volumes, with priority " + priority, true
 }
 

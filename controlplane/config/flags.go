@@ -33,12 +33,23 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 	f.BoolVar(&c.InsecurePlaintext, "insecure-plaintext", c.InsecurePlaintext, "let tenants' ports be plaintext beyond loopback")
 	f.DurationVar(&c.Tick, "tick", c.Tick, "unit of raft's time; an election takes 10 to 20")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text, json or auto")
-	for name, port := range map[string]*uint16{
-		"kv-port": &c.Ports.KV, "identity-port": &c.Ports.Identity, "vm-port": &c.Ports.VM, "grpc-port": &c.Ports.GRPC,
-		"credit-port": &c.Ports.Credit, "credit-grpc-port": &c.Ports.CreditGRPC,
-		"network-port": &c.Ports.Network, "network-grpc-port": &c.Ports.NetworkGRPC, "agents-port": &c.Ports.Agents, "peers-port": &c.Ports.Peers,
+	for _, p := range []struct {
+		flag  string
+		port  *uint16
+		serve string
+	}{
+		{"kv-port", &c.Ports.KV, "the REST API of the key-value store and of the cluster's members"},
+		{"identity-port", &c.Ports.Identity, "the REST API of users, tokens, orgs and projects"},
+		{"vm-port", &c.Ports.VM, "the REST API of VMs, images, volumes and hosts"},
+		{"grpc-port", &c.Ports.GRPC, "all gRPC APIs, among them that of trivet and etcd's"},
+		{"credit-port", &c.Ports.Credit, "the REST API of wallets"},
+		{"credit-grpc-port", &c.Ports.CreditGRPC, "the gRPC API of wallets alone"},
+		{"network-port", &c.Ports.Network, "the REST API of networks"},
+		{"network-grpc-port", &c.Ports.NetworkGRPC, "the gRPC API of networks alone"},
+		{"agents-port", &c.Ports.Agents, "the agents of hosts, with TLS"},
+		{"peers-port", &c.Ports.Peers, "the other members of the cluster, with TLS"},
 	} {
-		f.Uint16Var(port, name, *port, "port")
+		f.Uint16Var(p.port, p.flag, *p.port, "TCP port for "+p.serve)
 	}
 	f.StringSliceVar(&c.REST.Open, "rest-open", c.REST.Open, "services that answer without a credential beyond loopback: kv, identity")
 	f.StringSliceVar(&c.REST.Hosts, "rest-host", c.REST.Hosts, "name by which endpoints that ask for no credential may be called; repeatable")

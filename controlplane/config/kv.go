@@ -101,11 +101,11 @@ func (k *KV) validate() error {
 // flags adds a flag for each setting in KV to f.
 func (k *KV) flags(f *pflag.FlagSet) {
 	f.BoolVar(&k.Open, "kv-open", k.Open, "let every client that reaches the gRPC port read and write keys")
-	f.StringSliceVar(&k.EtcdListen, "kv-etcd-listen", k.EtcdListen, "host:port that serves what an etcd serves, for its clients; repeatable")
-	f.StringVar(&k.EtcdCert, "kv-etcd-cert", k.EtcdCert, "file with the certificate of those ports")
-	f.StringVar(&k.EtcdKey, "kv-etcd-key", k.EtcdKey, "file with its key")
-	f.StringVar(&k.EtcdClientCA, "kv-etcd-client-ca", k.EtcdClientCA, "file with the authority of certificates that clients of those ports must show")
-	f.BoolVar(&k.EtcdTrustLoopback, "kv-etcd-trust-loopback", k.EtcdTrustLoopback, "let every local process change members and etcd's users by those ports (for test suites)")
+	f.StringSliceVar(&k.EtcdListen, "kv-etcd-listen", k.EtcdListen, "address, as host:port, for clients of etcd: the member serves etcd's gRPC API and its HTTP endpoints there; repeatable; by default there is none")
+	f.StringVar(&k.EtcdCert, "kv-etcd-cert", k.EtcdCert, "file with the TLS certificate chain of kv-etcd-listen; by default kv-etcd-listen is plaintext")
+	f.StringVar(&k.EtcdKey, "kv-etcd-key", k.EtcdKey, "file with the private key of kv-etcd-cert")
+	f.StringVar(&k.EtcdClientCA, "kv-etcd-client-ca", k.EtcdClientCA, "file with the certificate authorities of clients of kv-etcd-listen, which must then present a certificate; by default they need none")
+	f.BoolVar(&k.EtcdTrustLoopback, "kv-etcd-trust-loopback", k.EtcdTrustLoopback, "let every process of this host change the members and etcd's users through kv-etcd-listen without a credential; for test suites")
 	f.Int64Var(&k.Quota, "kv-quota", k.Quota, "bytes that keys and their history may take; negative: no limit")
 	f.DurationVar(&k.CompactAge, "kv-compact-age", k.CompactAge, "how long history is kept; 0: until somebody compacts it")
 	f.DurationVar(&k.CorruptCheck, "kv-corrupt-check", k.CorruptCheck, "time between comparisons of all members' keys; 0: never")

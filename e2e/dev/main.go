@@ -9,7 +9,7 @@
 //
 // Decision: this is a program of its own, not a mode of trivet-controlplane. The control plane starts no programs, and
 // never imports the agent, which needs root. trivet-dev starts the same programs as a real cloud has, with the code
-// that `make up` and the end-to-end tests use.
+// that `make up` and the end-to-end tests use. The command `trivet-controlplane dev` runs this program in place of itself.
 package main
 
 import (

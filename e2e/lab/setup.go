@@ -108,14 +108,24 @@ func ImportGuest(ctx context.Context, t *Trio, g *GRPC, guest string) (out Guest
 	return out, nil
 }
 
+// findImage returns the ID of the AVAILABLE image with a name and a checksum, or "". Images with the name and another
+// checksum, from an earlier build, get another name, because names of images are unique.
 func (g *GRPC) findImage(ctx context.Context, name, checksum string) (string, error) {
 	list, err := g.Images.ListImages(ctx, &vmv1.ListImagesRequest{OrgId: "default", PageSize: 1000, IncludePublic: true})
 	if err != nil {
 		return "", err
 	}
 	for _, i := range list.GetImages() {
-		if i.GetName() == name && i.GetChecksum() == checksum && i.GetStatus() == vmv1.ImageStatus_IMAGE_STATUS_AVAILABLE {
+		switch {
+		case i.GetName() != name || i.GetOrgId() != "default" || i.GetStatus() != vmv1.ImageStatus_IMAGE_STATUS_AVAILABLE:
+		case i.GetChecksum() == checksum:
 			return i.GetId(), nil
+		default:
+			sum := strings.TrimPrefix(i.GetChecksum(), "sha256:")
+			old := &vmv1.UpdateImageRequest{OrgId: "default", ImageId: i.GetId(), Name: name + "-" + sum[:min(8, len(sum))]}
+			if _, err := g.Images.UpdateImage(ctx, old); err != nil {
+				return "", fmt.Errorf("rename the image %s of an earlier build: %w", name, err)
+			}
 		}
 	}
 	return "", nil

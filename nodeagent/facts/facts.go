@@ -112,8 +112,14 @@ func capacity(dir string) (Resources, error) {
 // memoryMiB returns MemTotal from the text of /proc/meminfo, in MiB, rounded down. MemTotal includes memory reserved
 // for huge pages.
 func memoryMiB(meminfo string) (uint64, error) {
+	kib, err := memoryKiB(meminfo, "MemTotal")
+	return kib / 1024, err
+}
+
+// memoryKiB returns the value of a field of /proc/meminfo, in KiB.
+func memoryKiB(meminfo, field string) (uint64, error) {
 	for line := range strings.Lines(meminfo) {
-		rest, ok := strings.CutPrefix(line, "MemTotal:")
+		rest, ok := strings.CutPrefix(line, field+":")
 		if !ok {
 			continue
 		}
@@ -121,9 +127,9 @@ func memoryMiB(meminfo string) (uint64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("read memory size: %w", err)
 		}
-		return kib / 1024, nil
+		return kib, nil
 	}
-	return 0, errors.New("read memory size: no MemTotal")
+	return 0, fmt.Errorf("read memory size: no %s", field)
 }
 
 // hugepagesMiB returns the size of all huge pages of 2 MiB that the kernel has reserved, in MiB. The parameter dir is the

@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/trivet-cloud/trivet/nodeagent/facts"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/scrape"
 )
@@ -40,6 +41,8 @@ type Sources struct {
 	Networks func() Networks
 	// Storage returns the storage pools and volumes of this host.
 	Storage func() Storage
+	// Host returns the memory and processor time in use on this host, or a zero Load if they cannot be read.
+	Host func() facts.Load
 	// Images returns the size, the limit and the counters of this host's image cache.
 	Images func() Images
 }
@@ -235,7 +238,7 @@ func (c collector) Describe(to chan<- *prometheus.Desc) {
 	} {
 		to <- d
 	}
-	for _, d := range slices.Concat(storageDescs, imageDescs) {
+	for _, d := range slices.Concat(storageDescs, imageDescs, hostDescs) {
 		to <- d
 	}
 }
@@ -299,6 +302,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	collectNetworks(c.s.Networks(), gauge, counter)
 	collectStorage(c.s.Storage(), gauge, counter)
 	collectImages(c.s.Images(), gauge, counter)
+	collectHost(c.s.Host(), gauge, counter)
 }
 
 func collectNetworks(n Networks, gauge, counter func(*prometheus.Desc, float64, ...string)) {

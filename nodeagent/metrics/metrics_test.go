@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/docs/docstest"
+	"github.com/trivet-cloud/trivet/nodeagent/facts"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -54,6 +55,9 @@ func sources() Sources {
 				{ID: "d", Bytes: 20, Allocated: 4, IO: &VolumeIO{ReadBytes: 1, WrittenBytes: 2, Reads: 3, Writes: 5}},
 				{ID: "e", Failed: true},
 			}, Snapshots: 6, FailedSnapshots: 1}
+		},
+		Host: func() facts.Load {
+			return facts.Load{MemoryBytes: 1000, AvailableBytes: 600, CPUSeconds: map[string]float64{"user": 3, "idle": 8}}
 		},
 		Images: func() Images {
 			return Images{Images: 2, Bytes: 300, Limit: 400, Fetches: 5, FetchFailures: 1, FetchedBytes: 600, Evictions: 7}
@@ -103,6 +107,8 @@ func TestMetrics(t *testing.T) {
 		`trivet_agent_image_fetches_total{result="ok"} 4`, `trivet_agent_image_fetches_total{result="failed"} 1`,
 		`trivet_agent_image_fetched_bytes_total 600`, `trivet_agent_image_cache_evictions_total 7`,
 		`trivet_agent_snapshots_total{result="made"} 6`, `trivet_agent_snapshots_total{result="failed"} 1`,
+		`trivet_agent_host_memory_bytes 1000`, `trivet_agent_host_memory_available_bytes 600`,
+		`trivet_agent_host_cpu_seconds_total{mode="user"} 3`, `trivet_agent_host_cpu_seconds_total{mode="idle"} 8`,
 		`go_goroutines`, `process_resident_memory_bytes`,
 	} {
 		require.Contains(t, body, line)

@@ -20,8 +20,10 @@ const (
 )
 
 const (
-	defaultHAPriority = 50
-	maxHAPriority     = 100
+	// DefaultHAPriority is the priority of a VM without HAPriority.
+	DefaultHAPriority = 50
+	// MaxHAPriority is the greatest value of HAPriority.
+	MaxHAPriority = 100
 )
 
 // CheckHighAvailability returns InvalidArgument if the metadata of a VM has an invalid value for HighAvailability or
@@ -33,8 +35,8 @@ func CheckHighAvailability(metadata map[string]string) error {
 		return fault.Invalid("metadata", "%s must be none or restart, not %q", HighAvailability, p)
 	}
 	if text := metadata[HAPriority]; text != "" {
-		if n, err := strconv.Atoi(text); err != nil || n < 0 || n > maxHAPriority {
-			return fault.Invalid("metadata", "%s must be a number from 0 to %d, not %q", HAPriority, maxHAPriority, text)
+		if n, err := strconv.Atoi(text); err != nil || n < 0 || n > MaxHAPriority {
+			return fault.Invalid("metadata", "%s must be a number from 0 to %d, not %q", HAPriority, MaxHAPriority, text)
 		}
 	}
 	return nil
@@ -45,10 +47,10 @@ func (vm *VM) RestartsElsewhere() bool { return vm.Metadata[HighAvailability] ==
 
 // Priority returns the VM's priority among the VMs that wait for a new host.
 func (vm *VM) Priority() int {
-	if n, err := strconv.Atoi(vm.Metadata[HAPriority]); err == nil && n >= 0 && n <= maxHAPriority {
+	if n, err := strconv.Atoi(vm.Metadata[HAPriority]); err == nil && n >= 0 && n <= MaxHAPriority {
 		return n
 	}
-	return defaultHAPriority
+	return DefaultHAPriority
 }
 
 // Recovery describes the move of a VM from a lost host to another one.

@@ -117,7 +117,10 @@ func CheckSnapshot(name string, labels map[string]string) error {
 	if err := CheckName("name", name); err != nil {
 		return err
 	}
-	return CheckPairs("labels", labels)
+	if err := CheckPairs("labels", labels); err != nil {
+		return err
+	}
+	return checkReserved("labels", labels, nil, nil)
 }
 
 // maxSnapshotReason is the maximum length in bytes of Snapshot.Reason. Observe truncates a longer reason of a host.

@@ -216,7 +216,10 @@ func CheckVolume(v *Volume) error {
 			return err
 		}
 	}
-	return CheckVolumePairs(v.Metadata, v.Labels)
+	if err := CheckVolumePairs(v.Metadata, v.Labels); err != nil {
+		return err
+	}
+	return CheckVolumeKeys(v.Metadata, v.Labels, &Volume{})
 }
 
 // CheckVolumePairs returns an InvalidArgument fault if these cannot be the metadata and the labels of a volume.

@@ -116,6 +116,7 @@ func Add(tx *store.Tx, c *cloud.Caller) {
 	}
 	r := Of(c)
 	put(tx, &r)
+	tx.CountAudited()
 }
 
 func put(tx *store.Tx, r *Record) {

@@ -1,20 +1,24 @@
 package audit
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
 
 func newService(t *testing.T, now *time.Time) *Service {
@@ -91,27 +95,7 @@ func TestUnauthenticatedNotesAreBounded(t *testing.T) {
 	require.EqualValues(t, 500, of, "each refused call must be counted")
 	require.Equal(t, map[string]float64{
 		"trivet_audit_records_total PERMISSION_DENIED": 500, "trivet_audit_records_total OK": 1, "trivet_audit_records_dropped_total": 250,
-	}, gather(t, s), "the notes of 50 of the 100 addresses have no room")
-}
-
-// gather returns the values of the counters of a collector, by the name of the metric and the values of its labels.
-func gather(t *testing.T, c prometheus.Collector) map[string]float64 {
-	t.Helper()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(c)
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	values := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			name := f.GetName()
-			for _, l := range m.GetLabel() {
-				name += " " + l.GetValue()
-			}
-			values[name] = m.GetCounter().GetValue()
-		}
-	}
-	return values
+	}, metricstest.Values(t, s), "the notes of 50 of the 100 addresses have no room")
 }
 
 // TestNotesOfAnOrgAreBounded queues the refused calls of 500 principals of one org within a second, more than are
@@ -311,4 +295,28 @@ func TestPruneReadsOnlyWhenDue(t *testing.T) {
 	s.prunedAt -= pruneWrites
 	require.NoError(t, s.Prune(t.Context()))
 	require.Empty(t, s.all(t), "Prune reads the records after that many updates")
+}
+
+// TestAuditedChangesAreCounted checks that the metrics count the audit records of committed changes, and not those of
+// changes that fail.
+func TestAuditedChangesAreCounted(t *testing.T) {
+	var audited atomic.Uint64
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true, ValueCacheBytes: 1 << 20})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, engine.Close()) })
+	records := store.New(store.Options{Engine: engine, Proposer: store.NewDirect(engine), PageKey: make([]byte, 32), Audited: &audited})
+	s := New(Options{Store: records, Commands: leadertest.Single(), Log: slog.New(slog.DiscardHandler), Audited: &audited})
+	ada := auth.With(t.Context(), &cloud.Caller{User: "ada", Proof: cloud.ProofPassword, Method: "/m"}, auth.RPC)
+	change := func(err error) {
+		_, got := records.Update(ada, func(tx *store.Tx) error {
+			Stamp(ada, tx)
+			return err
+		})
+		require.Equal(t, err, got)
+	}
+	change(nil)
+	change(errors.New("refused"))
+	change(nil)
+	s.Done(&cloud.Caller{User: "ada", Proof: cloud.ProofPassword, Method: "/m"})
+	require.InDelta(t, 3, metricstest.Values(t, s)["trivet_audit_records_total OK"], 0)
 }

@@ -1,21 +1,25 @@
 package audit
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"maps"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 var (
-	notedDesc = prometheus.NewDesc("trivet_audit_records_total",
-		"Calls on this member that were audited separately from a change, by outcome: refused and failed calls, and successful "+
-			"calls that changed no records. The audit records of successful changes are not counted.", []string{"outcome"}, nil)
+	recordsDesc = prometheus.NewDesc("trivet_audit_records_total",
+		"Audited calls by outcome: OK, or the gRPC code of the error. A successful change is counted by the member that committed "+
+			"it, and any other call by the member that received it.", []string{"outcome"}, nil)
 	droppedDesc = prometheus.NewDesc("trivet_audit_records_dropped_total",
-		"Calls of trivet_audit_records_total that have no audit record of their own, because there were too many different ones "+
-			"within a second. A record with the outcome SUPPRESSED has their number.", nil, nil)
+		"Refused and failed calls, and calls that changed no records, for which no audit record was written because there were "+
+			"too many within a second. A record with the outcome SUPPRESSED has their number.", nil, nil)
 )
 
 var _ prometheus.Collector = (*Service)(nil)
 
 // Describe implements prometheus.Collector.
 func (s *Service) Describe(out chan<- *prometheus.Desc) {
-	out <- notedDesc
+	out <- recordsDesc
 	out <- droppedDesc
 }
 
@@ -23,8 +27,12 @@ func (s *Service) Describe(out chan<- *prometheus.Desc) {
 func (s *Service) Collect(out chan<- prometheus.Metric) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for outcome, n := range s.noted {
-		out <- prometheus.MustNewConstMetric(notedDesc, prometheus.CounterValue, float64(n), outcome)
+	counts := maps.Clone(s.noted)
+	if s.opts.Audited != nil {
+		counts[OK] += s.opts.Audited.Load()
+	}
+	for outcome, n := range counts {
+		out <- prometheus.MustNewConstMetric(recordsDesc, prometheus.CounterValue, float64(n), outcome)
 	}
 	out <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(s.dropped))
 }

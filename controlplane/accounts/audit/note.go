@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -30,11 +31,13 @@ const (
 	lastTime  = time.Second
 )
 
-// Options configures New. All fields are required.
+// Options configures New. All fields except Audited are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Log      *slog.Logger
+	// Audited is the counter of the same name of the options of Store, for the metrics.
+	Audited *atomic.Uint64
 }
 
 // Service writes, lists and prunes audit records on one member.

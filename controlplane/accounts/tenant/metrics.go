@@ -3,7 +3,6 @@ package tenant
 import (
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -13,19 +12,16 @@ import (
 
 var (
 	projectLimitDesc = prometheus.NewDesc("trivet_project_quota_limit",
-		"Quota of the project, by resource. A resource without a limit has no series.",
+		"Limit of the project's quota for each resource. Unlimited resources have no series.",
 		[]string{"org", "project", "resource"}, nil)
 	projectUsedDesc = prometheus.NewDesc("trivet_project_quota_used",
-		"Usage of the project that counts in its quota, by resource.", []string{"org", "project", "resource"}, nil)
+		"Amount of each resource that the project uses of its quota.", []string{"org", "project", "resource"}, nil)
 	orgLimitDesc = prometheus.NewDesc("trivet_org_quota_limit",
-		"Quota of the org, which its projects share, by resource. A resource without a limit has no series.",
+		"Limit of the org's quota for each resource, which its projects share. Unlimited resources have no series.",
 		[]string{"org", "resource"}, nil)
 	orgUsedDesc = prometheus.NewDesc("trivet_org_quota_used",
-		"Usage of all projects of the org that counts in the org's quota, by resource.", []string{"org", "resource"}, nil)
+		"Amount of each resource that all projects of the org together use of the org's quota.", []string{"org", "resource"}, nil)
 )
-
-// quotasEvery is how long a QuotaCollector uses its values before it reads all quotas again.
-const quotasEvery = 30 * time.Second
 
 // QuotaCollector exports the quotas and the usage of all projects and orgs, according to the usage records. Only the
 // leader exports values, because the labels have names of tenants and the number of series grows with the projects. To
@@ -40,7 +36,7 @@ var _ prometheus.Collector = (*QuotaCollector)(nil)
 
 // NewQuotaCollector returns a QuotaCollector of the projects and orgs in s. leads reports whether this member leads.
 func NewQuotaCollector(s *store.Store, leads func() bool) *QuotaCollector {
-	return &QuotaCollector{leads, store.NewExpiring(s, quotasEvery, readQuotas)}
+	return &QuotaCollector{leads, store.NewExpiring(s, store.MetricsTTL, readQuotas)}
 }
 
 // Describe implements prometheus.Collector.
@@ -113,9 +109,9 @@ func readQuotas(v *store.View) (out []quotaSeries, err error) {
 			sum[kind], all = sum[kind].Plus(one), all.Plus(one)
 		}
 		q := limits[string(p.ID)]
-		with := q
-		with.setProjectDefaults()
-		out = appendQuotas(out, quotaSeries{org: p.Org, project: p.ID}, q, with, all)
+		effective := q
+		effective.setProjectDefaults()
+		out = appendQuotas(out, quotaSeries{org: p.Org, project: p.ID}, q, effective, all)
 	}
 	orgs, err := readOrgQuotas(v, sums)
 	return append(out, orgs...), err
@@ -150,9 +146,9 @@ func readOrgQuotas(v *store.View, sums map[cloud.OrgID]map[Kind]Amount) (out []q
 			all = all.Plus(one)
 		}
 		q := limits[string(o.ID)]
-		with := q
-		with.setOrgDefaults()
-		out = appendQuotas(out, quotaSeries{org: o.ID}, q, with, all)
+		effective := q
+		effective.setOrgDefaults()
+		out = appendQuotas(out, quotaSeries{org: o.ID}, q, effective, all)
 	}
 	return out, nil
 }
@@ -167,13 +163,13 @@ func byPath[T any](v *store.View, t store.Table[T]) (map[string]T, error) {
 	return out, err
 }
 
-// appendQuotas appends to out the series of one owner of a quota, for the resources that the parameter set limits or of
-// which used is not 0. The limits are those of the parameter with, which includes the defaults.
-func appendQuotas(out []quotaSeries, owner quotaSeries, set, with Quota, used Amount) []quotaSeries {
+// appendQuotas appends to out the series of one owner of a quota, for the resources that the quota stored limits or of
+// which used is not 0. The limits are those of the quota effective, which is stored with the defaults.
+func appendQuotas(out []quotaSeries, owner quotaSeries, stored, effective Quota, used Amount) []quotaSeries {
 	out = slices.Grow(out, len(dimensions))
 	for _, d := range dimensions {
-		n, limit := *d.of(&used), *d.limit(&with)
-		if n == 0 && *d.limit(&set) == nil {
+		n, limit := *d.of(&used), *d.limit(&effective)
+		if n == 0 && *d.limit(&stored) == nil {
 			continue
 		}
 		one := owner

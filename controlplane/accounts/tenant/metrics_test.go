@@ -4,34 +4,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
-
-// gather returns the values of the gauges of a collector, by the name of the metric and the values of its labels.
-func gather(t *testing.T, c prometheus.Collector) map[string]float64 {
-	t.Helper()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(c)
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	values := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			name := f.GetName()
-			for _, l := range m.GetLabel() {
-				name += " " + l.GetValue()
-			}
-			values[name] = m.GetGauge().GetValue()
-		}
-	}
-	return values
-}
 
 // TestQuotaMetrics checks the limits and the usage of projects and orgs in the metrics, and which resources have series.
 func TestQuotaMetrics(t *testing.T) {
@@ -81,13 +61,13 @@ func TestQuotaMetrics(t *testing.T) {
 		"trivet_org_quota_used acme image_bytes": 5 * mib, "trivet_org_quota_limit acme image_bytes": 100 * mib,
 		"trivet_org_quota_used acme vpcs": 2, "trivet_org_quota_used acme volumes": 1, "trivet_org_quota_used acme volume_bytes": 6 * gib,
 	}
-	require.Equal(t, want, gather(t, c))
+	require.Equal(t, want, metricstest.Values(t, c))
 
 	require.NoError(t, w.take(one, tenant.Amount{}))
 	now = now.Add(29 * time.Second)
-	require.Equal(t, want, gather(t, c), "all quotas were read again before 30 seconds had passed")
+	require.Equal(t, want, metricstest.Values(t, c), "all quotas were read again before 30 seconds had passed")
 	now = now.Add(time.Second)
-	require.EqualValues(t, 4, gather(t, c)["trivet_project_quota_used acme web vcpus"])
+	require.EqualValues(t, 4, metricstest.Values(t, c)["trivet_project_quota_used acme web vcpus"])
 	leads = false
-	require.Empty(t, gather(t, c), "a member that does not lead exports quotas")
+	require.Empty(t, metricstest.Values(t, c), "a member that does not lead exports quotas")
 }

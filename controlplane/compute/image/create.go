@@ -62,6 +62,9 @@ func prepare(ctx context.Context, i *cloud.Image) error {
 	if err := checkMetadata(i.Metadata); err != nil {
 		return err
 	}
+	if err := cloud.CheckImageKeys(i.Metadata, nil); err != nil {
+		return err
+	}
 	if err := checkVisibility(ctx, i); err != nil {
 		return err
 	}
@@ -139,6 +142,9 @@ func (s *Service) createOnLeader(ctx context.Context, q createRequest) (out Crea
 			}
 			i := q.Image
 			i.ID, i.CreatedAt, i.UpdatedAt = cloud.ImageID(id.String()), tx.Now(), tx.Now()
+			if err := claimName(tx, &i, i.Name); err != nil {
+				return cloud.Image{}, err
+			}
 			if err := chargeQuota(tx, &i); err != nil {
 				return cloud.Image{}, err
 			}

@@ -66,6 +66,8 @@ var (
 	// Images is the table of image records, at image/<id>.
 	Images = store.NewTable[cloud.Image]("image")
 	uses   = store.NewTable[use]("image-use")
+	// names has the ID of the image that last got a name of an org, at image-name/<org>/<name>. See claimName.
+	names = store.NewTable[cloud.ImageID]("image-name")
 )
 
 // Options configures New. All fields except ImportDirs and Web are required.
@@ -281,11 +283,20 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 		if err := checkPublisher(ctx, i.Visibility); err != nil {
 			return err
 		}
-		if q.Name != "" {
+		if q.Name != "" && q.Name != i.Name {
+			if err := claimName(tx, i, q.Name); err != nil {
+				return err
+			}
+			if err := releaseName(tx, i); err != nil {
+				return err
+			}
 			i.Name = q.Name
 		}
 		if q.Visibility != cloud.VisibilityUnspecified && q.Visibility != i.Visibility {
 			i.Visibility = q.Visibility
+		}
+		if err := cloud.CheckImageKeys(q.Metadata, i.Metadata); err != nil {
+			return err
 		}
 		i.Metadata = cloud.Merge(i.Metadata, q.Metadata)
 		if err := i.Check(); err != nil {
@@ -302,8 +313,8 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 	return out, err
 }
 
-// getOwned returns the image with this ID if it belongs to org. It returns PermissionDenied if it belongs to another
-// org and org can see it, and NotFound otherwise.
+// getOwned returns the image with this ID if it belongs to org. It returns PermissionDenied, with the ID of the owning
+// org, if it belongs to another org and org can see it, and NotFound otherwise.
 func getOwned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, error) {
 	i, err := Images.Get(tx, string(id))
 	switch {
@@ -312,7 +323,7 @@ func getOwned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, er
 	case i == nil || !i.VisibleTo(org):
 		return nil, noImage(id)
 	case i.Org != org:
-		return nil, fault.New(fault.PermissionDenied, "image %s belongs to another org", id)
+		return nil, fault.New(fault.PermissionDenied, "image %s belongs to org %s, and only that org can change or delete it", id, i.Org)
 	}
 	return i, nil
 }
@@ -355,6 +366,9 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}
 
 // remove deletes the record of an image and frees its quota.
 func remove(tx *store.Tx, i *cloud.Image) error {
+	if err := releaseName(tx, i); err != nil {
+		return err
+	}
 	Images.Delete(tx, string(i.ID))
 	if i.Project == "" {
 		return nil

@@ -1,8 +1,6 @@
 package image
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -19,9 +17,6 @@ var (
 		[]string{"status"}, nil)
 )
 
-// countEvery is how long a Collector uses its values before it reads all images again.
-const countEvery = 30 * time.Second
-
 // Collector exports the number, the total size and the number of copies of the images, by status. Each member exports
 // the values in its own copy of the records. The copy of a member that is behind in the raft log is outdated.
 type Collector struct {
@@ -34,7 +29,7 @@ var _ prometheus.Collector = (*Collector)(nil)
 
 // NewCollector returns a Collector of the images in s.
 func NewCollector(s *store.Store) *Collector {
-	return &Collector{store.NewExpiring(s, countEvery, count)}
+	return &Collector{store.NewExpiring(s, store.MetricsTTL, count)}
 }
 
 // Describe implements prometheus.Collector.

@@ -4,11 +4,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
 
 // TestMetrics checks the number, the size and the copies of images in the metrics, by status.
@@ -24,19 +24,8 @@ func TestMetrics(t *testing.T) {
 	put(cloud.Image{ID: "d", Status: cloud.ImageError})
 	put(cloud.Image{ID: "new", Status: cloud.ImageError + 1}) // of a member of another version; its text is ERROR
 
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(NewCollector(w.records))
-	gather := func() map[string]float64 {
-		families, err := registry.Gather()
-		require.NoError(t, err)
-		values := map[string]float64{}
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				values[f.GetName()+" "+m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
-			}
-		}
-		return values
-	}
+	collector := NewCollector(w.records)
+	gather := func() map[string]float64 { return metricstest.Values(t, collector) }
 	want := map[string]float64{
 		"trivet_images AVAILABLE": 2, "trivet_image_bytes AVAILABLE": 120, "trivet_image_copies AVAILABLE": 4,
 		"trivet_images UPLOADING": 1, "trivet_image_bytes UPLOADING": 7, "trivet_image_copies UPLOADING": 1,

@@ -64,7 +64,8 @@ func toREST(i *cloud.Image, org cloud.OrgID) map[string]any {
 
 // describeBody is the JSON body that describes a new image.
 type describeBody struct {
-	// 1 to 63 of a-z 0-9 -, starting with a letter. Several images of an org can have the same name.
+	// 1 to 63 of a-z 0-9 -, starting with a letter. No other image of the org can have the name, except images in the
+	// status ERROR.
 	Name *string `json:"name" api:"required"`
 	// The org of the image. Empty: that of the call.
 	OrgID string `json:"org_id"`

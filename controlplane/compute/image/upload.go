@@ -92,6 +92,9 @@ func (s *Service) beginUploadOnLeader(ctx context.Context, q beginUploadRequest)
 			}
 			i.ID, i.CreatedAt, i.UpdatedAt = cloud.ImageID(id.String()), tx.Now(), tx.Now()
 			i.Upload = &cloud.ImageUpload{ID: session.String(), ExpiresAt: tx.Now() + uploadTime.Milliseconds()}
+			if err := claimName(tx, &i, i.Name); err != nil {
+				return i, err
+			}
 			if err := chargeQuota(tx, &i); err != nil {
 				return i, err
 			}

@@ -31,6 +31,7 @@ func TestVisibility(t *testing.T) {
 		{name: "shared", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b,c"}},
 		{name: "shared with an invalid org ID", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is not an org ID`},
 		{name: "a reserved key", metadata: map[string]string{cloud.ImageReason: "x"}, kind: fault.InvalidArgument, says: "set by the control plane only"},
+		{name: "an unknown key", metadata: map[string]string{"trivet/share-with": "b"}, kind: fault.InvalidArgument, says: "trivet/share-with is unknown"},
 		{name: "no visibility at all", v: 9, kind: fault.InvalidArgument, says: "visibility"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -112,8 +113,11 @@ func TestVisibilityInLists(t *testing.T) {
 			case c.changes:
 				require.NoError(t, changed)
 			default:
-				require.True(t, fault.Is(changed, fault.PermissionDenied))
-				require.True(t, fault.Is(s.Delete(member(t), c.org, id, [32]byte{}), fault.PermissionDenied))
+				deleted := s.Delete(member(t), c.org, id, [32]byte{})
+				for _, err := range []error{changed, deleted} {
+					require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
+					require.ErrorContains(t, err, "belongs to org acme")
+				}
 			}
 			require.NoError(t, err)
 			_, visible := toProto(i, c.org).Metadata[cloud.SharedWith]

@@ -7,11 +7,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -199,7 +201,13 @@ func as(t *testing.T, org cloud.OrgID, key string, roles ...cloud.Role) context.
 func member(t *testing.T) context.Context { return as(t, "acme", "", cloud.ProjectMember) }
 func admin(t *testing.T) context.Context  { return as(t, "acme", "", cloud.SystemAdmin) }
 
-func described(url string) cloud.Image { return cloud.Image{Name: "debian", Org: "acme", Source: url} }
+// imageNumber is the number in the name of the last image that described has returned.
+var imageNumber atomic.Uint64
+
+// described returns the description of an image with a name of its own.
+func described(url string) cloud.Image {
+	return cloud.Image{Name: fmt.Sprintf("debian-%d", imageNumber.Add(1)), Org: "acme", Source: url}
+}
 
 func noise(n int) []byte {
 	b := make([]byte, n)

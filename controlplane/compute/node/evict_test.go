@@ -244,8 +244,8 @@ func TestEvictWithVMs(t *testing.T) {
 	_, err = w.at(2, back).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
 	require.NoError(t, err)
 
-	// A copy of the host's disk that uses another key joins as a new host.
-	other, err := w.join(ctx, newKey(t), "rack-1")
+	// A copy of the host's disk that uses another key and another name joins as a new host.
+	other, err := w.join(ctx, newKey(t), "rack-2")
 	require.NoError(t, err)
 	require.NotEqual(t, h.id, other.id)
 

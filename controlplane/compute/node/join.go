@@ -152,6 +152,9 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.No
 			joinTokens.Put(tx, t, q.ID)
 			return joinAgain(tx, id)
 		}
+		if err := s.checkName(tx, q.Name); err != nil {
+			return err
+		}
 		made, err := uuid.NewV7()
 		if err != nil {
 			return err
@@ -166,6 +169,24 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.No
 		return nil
 	})
 	return id, err
+}
+
+// checkName returns AlreadyExists if a connected host has the name of a new host. Commands and node selectors choose
+// hosts by their names, which are in the configuration of the agents, so that a name which was copied with the
+// configuration of another host is refused. A host that is not connected does not refuse its name: a new machine that
+// replaces a lost one usually has the name of that one, whose record stays until an operator evicts the host.
+func (s *Service) checkName(tx *store.Tx, name string) error {
+	all, _, err := Nodes.List(tx.Unguarded(), 0)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if r.Value.Name == name && s.connected(r.Value.ID) {
+			return fault.New(fault.AlreadyExists, "node %s is connected and has the name %s: set another name in the configuration of this host's agent, "+
+				"or stop the agent of that host if this one replaces it", r.Value.ID, name).MayRetry()
+		}
+	}
+	return nil
 }
 
 // joinAgain records that a host that may have been evicted has joined the cluster again under the same ID.

@@ -285,10 +285,14 @@ func TestRejoinKeepsNodeID(t *testing.T) {
 	require.NoError(t, err)
 	_, err = join(key, "rack-2")
 	refused(t, err, codes.Unavailable, "remove the identity that was copied")
+	_, err = join(newKey(t), "rack-1")
+	refused(t, err, codes.AlreadyExists, "is connected and has the name rack-1")
 	stop()
 	require.Eventually(t, func() bool { return !w.members[1].connected(before.ID) }, 10*time.Second, time.Millisecond)
 	_, err = join(key, "rack-2")
 	require.NoError(t, err)
+	_, err = join(newKey(t), "rack-1")
+	require.NoError(t, err, "a new machine may have the name of one that is not connected, which it replaces")
 
 	// If the host's record was deleted, it must join under a new ID.
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, first.GetNodeId()); return nil })

@@ -6,13 +6,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/node"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
 
 // movable changes a request to that of a VM without disks, which can be on any host.
@@ -60,7 +60,7 @@ func TestCapacityOfHosts(t *testing.T) {
 	require.Equal(t, "h2 has 0 vCPUs free, 2 needed", all[0].Loss.Reason)
 	require.Zero(t, all[1].Loss.Waiting)
 
-	values := gather(t, NewCapacityCollector(w.vms))
+	values := metricstest.Values(t, NewCapacityCollector(w.vms))
 	const mib, gib = 1 << 20, 1 << 30
 	require.Equal(t, map[string]float64{
 		"trivet_any_host_can_be_lost": 0, "trivet_hosts_that_cannot_be_lost": 1,
@@ -70,27 +70,6 @@ func TestCapacityOfHosts(t *testing.T) {
 		"trivet_hosts_capacity hugepages_bytes": 128 * mib, "trivet_hosts_allocatable hugepages_bytes": 128 * mib, "trivet_hosts_allocated hugepages_bytes": 0,
 		"trivet_hosts_capacity dedicated_vcpus": 0, "trivet_hosts_allocatable dedicated_vcpus": 0, "trivet_hosts_allocated dedicated_vcpus": 0,
 	}, values)
-}
-
-// gather returns the values of the gauges and counters of a collector, by the name of the metric and the values of its
-// labels.
-func gather(t *testing.T, c prometheus.Collector) map[string]float64 {
-	t.Helper()
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(c)
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	values := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			name := f.GetName()
-			for _, l := range m.GetLabel() {
-				name += " " + l.GetValue()
-			}
-			values[name] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
-		}
-	}
-	return values
 }
 
 // TestInventoryMetrics checks the metrics of hosts, VMs and placements.
@@ -103,7 +82,7 @@ func TestInventoryMetrics(t *testing.T) {
 	_, err := w.vms.Create(w.as(acme, "key"), acme, small("huge", tooLarge), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 
-	values := gather(t, NewInventoryCollector(w.vms))
+	values := metricstest.Values(t, NewInventoryCollector(w.vms))
 	for name, want := range map[string]float64{
 		"trivet_hosts READY": 1, "trivet_hosts NOT_READY": 0, "trivet_hosts MAINTENANCE": 0,
 		"trivet_host_state " + string(host) + " READY":                 1,
@@ -135,7 +114,7 @@ func TestRefusalsAreCountedOnce(t *testing.T) {
 		w.recover()
 		w.recover()
 		require.Contains(t, w.get(vm.ID).Status.LastError, "waits for a host: no host fits")
-		values := gather(t, NewInventoryCollector(w.vms))
+		values := metricstest.Values(t, NewInventoryCollector(w.vms))
 		require.EqualValues(t, 1, values["trivet_placements_total no_host"])
 		require.EqualValues(t, 1, values["trivet_placement_refused_hosts_total memory"])
 	})
@@ -150,7 +129,7 @@ func TestRefusalsAreCountedOnce(t *testing.T) {
 			w.advance(time.Minute, source, small)
 		}
 		require.Contains(t, w.progress(source)[0], "failed attempts")
-		require.EqualValues(t, 1, gather(t, NewInventoryCollector(w.vms))["trivet_placements_total no_host"])
+		require.EqualValues(t, 1, metricstest.Values(t, NewInventoryCollector(w.vms))["trivet_placements_total no_host"])
 	})
 }
 

@@ -204,14 +204,14 @@ func (s *Service) DetachDisk(ctx context.Context, t cloud.Tenant, id cloud.VMID,
 	out, err := s.awaitVM(ctx, t, response, diskWait, func(_, vm *cloud.VM) (bool, error) {
 		i := vm.FindDisk(disk)
 		switch {
-		case i < 0 || vm.Spec.Disks[i].Volume != detached: // removed, or replaced by a disk with this ID
+		case i < 0 || vm.Spec.Disks[i].Volume != detached: // detached; later calls can have attached another volume as a disk with this ID
 			return true, nil
 		case vm.Spec.Disks[i].Change != cloud.DeviceDetaching:
 			return false, diskError(vm, disk, "detach", "another call changed it meanwhile")
 		}
 		return false, nil
 	})
-	if err == nil && !out.TimedOut && detached != "" && !rpc.RespondAsync(ctx) {
+	if err == nil && !out.WaitEnded && detached != "" && !rpc.RespondAsync(ctx) {
 		s.awaitFlush(ctx, t, detached)
 	}
 	return out, err

@@ -274,7 +274,7 @@ func TestDiskOfRunningVM(t *testing.T) {
 		w.report(vm.ID, cloud.ObservedRunning, reports(has))
 	}, attach)
 	require.NoError(t, err)
-	require.False(t, out.TimedOut)
+	require.False(t, out.WaitEnded)
 	require.EqualValues(t, 2, w.getVolume(id).AttachmentGeneration)
 
 	vm = w.get(vm.ID)

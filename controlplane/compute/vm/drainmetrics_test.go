@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
 
 // TestDrainMetrics compares the exported values with the progress of a drain: while VMs move, after a move has failed,
@@ -21,7 +22,7 @@ func TestDrainMetrics(t *testing.T) {
 	// exported returns the values that are not 0.
 	exported := func() map[string]float64 {
 		out := map[string]float64{}
-		for name, value := range gather(t, collector) {
+		for name, value := range metricstest.Values(t, collector) {
 			if value != 0 {
 				out[strings.ReplaceAll(strings.TrimPrefix(name, "trivet_drain_"), string(h1), "h1")] = value
 			}

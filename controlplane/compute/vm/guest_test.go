@@ -6,10 +6,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -130,7 +133,8 @@ func TestGuestAddresses(t *testing.T) {
 	require.LessOrEqual(t, len(got), 64)
 }
 
-// TestProcessIDIsForOperators checks that only a system:admin gets the ID of a VM's process on its host.
+// TestProcessIDIsForOperators checks that only a system:admin gets the ID of a VM's process on its host, in each response
+// with a VM, and that no event of WatchVm has it.
 func TestProcessIDIsForOperators(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -144,5 +148,32 @@ func TestProcessIDIsForOperators(t *testing.T) {
 		d, err := r.GetVmDetails(ctx, &operatorv1.GetVmDetailsRequest{OrgId: string(acme.Org), ProjectId: string(acme.Project), VmId: string(vm.ID)})
 		require.NoError(t, err)
 		require.Equal(t, want, d.GetVm().GetStatus().GetHostPid())
+		one, err := r.GetVm(ctx, &vmv1.GetVmRequest{OrgId: string(acme.Org), ProjectId: string(acme.Project), VmId: string(vm.ID)})
+		require.NoError(t, err)
+		require.Equal(t, want, one.GetStatus().GetHostPid())
+		list, err := r.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: string(acme.Org), ProjectId: string(acme.Project)})
+		require.NoError(t, err)
+		require.Equal(t, want, list.GetVms()[0].GetStatus().GetHostPid())
+		change := listChange(ctx, ListChange{ID: vm.ID, VM: w.get(vm.ID)})
+		require.Equal(t, want, change.GetVm().GetStatus().GetHostPid())
+		require.Zero(t, w.watchedPID(ctx, vm.ID))
 	}
+}
+
+// watchedPID returns status.host_pid of the first event of a watch of a VM.
+func (w *world) watchedPID(ctx context.Context, id cloud.VMID) uint32 {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	e := &vmv1.VmEvent{}
+	_ = w.vms.Watch(ctx, acme, id, func(m rpc.Lazy) error {
+		defer cancel()
+		data, err := m()
+		if err != nil {
+			return err
+		}
+		return proto.Unmarshal(data.Data(), e)
+	})
+	require.Equal(w.t, string(id), e.GetVm().GetId())
+	return e.GetVm().GetStatus().GetHostPid()
 }

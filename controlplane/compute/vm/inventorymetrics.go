@@ -1,8 +1,6 @@
 package vm
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -28,9 +26,6 @@ var (
 		[]string{"vm", "name", "org", "project", "host"}, nil)
 )
 
-// countEvery is how long an InventoryCollector uses its list of VMs before it reads all VMs again.
-const countEvery = 30 * time.Second
-
 // InventoryCollector exports the hosts and the VMs of the cloud, with their names, and the results of placements. Only
 // the leader exports hosts and VMs, because only the leader knows which hosts are READY. The values of VMs are at most
 // 30 seconds old.
@@ -52,7 +47,7 @@ var _ prometheus.Collector = (*InventoryCollector)(nil)
 
 // NewInventoryCollector returns an InventoryCollector of the hosts and VMs of s.
 func NewInventoryCollector(s *Service) *InventoryCollector {
-	return &InventoryCollector{s, store.NewExpiring(s.opts.Store, countEvery, listInventory)}
+	return &InventoryCollector{s, store.NewExpiring(s.opts.Store, store.MetricsTTL, listInventory)}
 }
 
 // Describe implements prometheus.Collector.

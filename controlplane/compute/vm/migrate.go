@@ -51,7 +51,7 @@ type migrateRequest struct {
 // Migrate begins a live migration of a RUNNING VM to another host, and returns the VM as MIGRATING. If target is empty,
 // the leader chooses the host. A migration that has not reached its switchover after the given number of seconds is
 // aborted; 0 means the default of cloud.VM.MigrationTimeout. With wait, Migrate waits until the migration has ended,
-// for at most the timeout and migrateMargin, and then sets TimedOut in the result. It returns FailedPrecondition with
+// for at most the timeout and migrateMargin, and then sets WaitEnded in the result. It returns FailedPrecondition with
 // the reason if the VM has stayed on its host.
 func (s *Service) Migrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, target cloud.NodeID, seconds uint32, wait bool, body [32]byte) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
 
 // volumeHost adds a host whose agent can migrate VMs with volumes. The host shares the storage pool local with other
@@ -203,7 +204,7 @@ func TestPlacementAvoidsOldAgent(t *testing.T) {
 		require.Equal(t, able, w.create(name, withoutDisks, withVolumes(w.volume(name))).Node, "the VM is placed on a host that cannot migrate it")
 	}
 	require.Equal(t, old, w.create("e", withoutDisks, withVolumes(w.volume("e"))).Node)
-	values := gather(t, NewInventoryCollector(w.vms))
+	values := metricstest.Values(t, NewInventoryCollector(w.vms))
 	require.Equal(t, []float64{5, 0}, []float64{values["trivet_placements_total placed"], values["trivet_placements_total no_host"]})
 }
 

@@ -105,9 +105,9 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out 
 // PowerResult is the result of a call that waits until a VM has reached the desired state.
 type PowerResult struct {
 	VM *cloud.VM
-	// TimedOut is true if the VM did not reach the desired state in time, or if the call did not wait for that. The desired
-	// state stays stored.
-	TimedOut bool
+	// WaitEnded is true if the wait of the call ended before the VM reached the desired state, or if the call did not
+	// wait. The desired state stays stored, and the host continues to work on it.
+	WaitEnded bool
 	// Replayed is true if an earlier call with the same idempotency key already changed the desired state.
 	Replayed bool
 }
@@ -199,7 +199,7 @@ func (s *Service) awaitVM(ctx context.Context, t cloud.Tenant, response powerRes
 		return out, nil
 	}
 	if rpc.RespondAsync(ctx) {
-		out.TimedOut = true
+		out.WaitEnded = true
 		return out, nil
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
@@ -240,7 +240,7 @@ func (s *Service) awaitVM(ctx context.Context, t cloud.Tenant, response powerRes
 			case <-waiting.Done():
 			}
 		}
-		out.TimedOut = true
+		out.WaitEnded = true
 		return out, ctx.Err()
 	}
 }

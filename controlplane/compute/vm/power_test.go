@@ -127,7 +127,7 @@ func TestPowerCallsWait(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.False(t, out.TimedOut)
+			require.False(t, out.WaitEnded)
 			require.Equal(t, c.to, out.VM.State)
 			require.Equal(t, w.get(vm.ID), out.VM)
 		})
@@ -188,7 +188,7 @@ func TestPowerWaitTimesOut(t *testing.T) {
 			began := time.Now()
 			out, err := c.call(vm.ID)
 			require.NoError(t, err)
-			require.True(t, out.TimedOut)
+			require.True(t, out.WaitEnded)
 			require.Equal(t, c.wait, time.Since(began), name)
 			now := w.get(vm.ID)
 			require.Equal(t, now, out.VM)

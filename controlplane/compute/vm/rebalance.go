@@ -29,7 +29,7 @@ func (m migrator) MoveVM(ctx context.Context, t cloud.Tenant, id cloud.VMID, to 
 		ctx = auth.With(ctx, &without, auth.RPC)
 	}
 	r, err := m.vms.Migrate(ctx, t, id, to, 0, true, [32]byte{})
-	if err == nil && r.TimedOut {
+	if err == nil && r.WaitEnded {
 		return fault.New(fault.DeadlineExceeded, "the migration of VM %s has not ended yet", r.VM.Name)
 	}
 	return err

@@ -29,7 +29,7 @@ func (s *Service) postDisk(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, withBodyField(err)
 	}
-	if out.TimedOut {
+	if out.WaitEnded {
 		return nil, fault.New(fault.DeadlineExceeded, "still attaching the disk: read the VM to see the result").MayRetry()
 	}
 	replayed(w, out.Replayed)
@@ -48,7 +48,7 @@ func (s *Service) deleteDisk(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.TimedOut {
+	if out.WaitEnded {
 		return nil, fault.New(fault.DeadlineExceeded, "still detaching the disk: repeat the call").MayRetry()
 	}
 	replayed(w, out.Replayed)

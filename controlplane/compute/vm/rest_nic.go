@@ -28,7 +28,7 @@ func (s *Service) postNIC(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, withBodyField(err)
 	}
-	if out.TimedOut {
+	if out.WaitEnded {
 		return nil, fault.New(fault.DeadlineExceeded, "still attaching the NIC: read the VM to see the result").MayRetry()
 	}
 	replayed(w, out.Replayed)
@@ -47,7 +47,7 @@ func (s *Service) deleteNIC(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.TimedOut {
+	if out.WaitEnded {
 		return nil, fault.New(fault.DeadlineExceeded, "still detaching the NIC: repeat the call").MayRetry()
 	}
 	replayed(w, out.Replayed)

@@ -32,7 +32,7 @@ func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.TimedOut {
+	if out.WaitEnded {
 		return nil, fault.New(fault.DeadlineExceeded, "still stopping: the stop goes on; repeat the call to wait for it").MayRetry()
 	}
 	replayed(w, out.Replayed)
@@ -48,7 +48,7 @@ func (s *Service) rebootVM(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.TimedOut {
+	if out.WaitEnded {
 		return nil, fault.New(fault.DeadlineExceeded, "still rebooting: read the VM to see the result").MayRetry()
 	}
 	replayed(w, out.Replayed)
@@ -64,7 +64,7 @@ func (s *Service) resetVM(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.TimedOut {
+	if out.WaitEnded {
 		return nil, fault.New(fault.DeadlineExceeded, "still resetting: read the VM to see the result").MayRetry()
 	}
 	replayed(w, out.Replayed)

@@ -42,7 +42,7 @@ func (r *viewServer) WatchVms(in *operatorv1.WatchVmsRequest, stream grpc.Server
 		return err
 	}
 	return r.s.WatchList(stream.Context(), t, in.GetFilter(), func(c ListChange) error {
-		return stream.Send(&operatorv1.WatchVmsResponse{Change: listChange(c)})
+		return stream.Send(&operatorv1.WatchVmsResponse{Change: listChange(stream.Context(), c)})
 	})
 }
 
@@ -51,14 +51,14 @@ func (r *viewServer) WatchAllVms(in *operatorv1.WatchAllVmsRequest, stream grpc.
 		return err
 	}
 	return r.s.WatchAll(stream.Context(), in.GetFilter(), func(c ListChange) error {
-		return stream.Send(&operatorv1.WatchAllVmsResponse{Change: listChange(c)})
+		return stream.Send(&operatorv1.WatchAllVmsResponse{Change: listChange(stream.Context(), c)})
 	})
 }
 
-func listChange(c ListChange) *operatorv1.VmListChange {
+func listChange(ctx context.Context, c ListChange) *operatorv1.VmListChange {
 	out := &operatorv1.VmListChange{Type: operatorv1.VmListChangeType(c.Type), VmId: string(c.ID), Timestamp: c.At}
 	if c.VM != nil {
-		out.Vm = convert.VM(c.VM, nil)
+		out.Vm = vmFor(ctx, c.VM, nil)
 	}
 	return out
 }
@@ -73,9 +73,6 @@ func (r *viewServer) GetVmDetails(ctx context.Context, in *operatorv1.GetVmDetai
 		return nil, err
 	}
 	out := &operatorv1.GetVmDetailsResponse{Vm: r.toProto(ctx, vm), NodeName: host, CpuModel: vm.CPUModel()}
-	if !auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{}) {
-		out.Vm.Status.HostPid = 0 // a process ID of the host is of no use without access to the host
-	}
 	out.GuestAddresses = vm.Unassigned(out.GetVm().GetStatus().GetIpAddresses())
 	if c := vm.Choice; c != nil && c.Node == vm.Node {
 		out.Placement = &operatorv1.Placement{ChosenAt: c.At, Reason: c.Reason}

@@ -209,6 +209,9 @@ func update(_ context.Context, tx *store.Tx, q *change) (cloud.Volume, error) {
 		names.Delete(tx, string(v.Project), v.Name)
 		v.Name = name
 	}
+	if err := cloud.CheckVolumeKeys(q.Volume.Metadata, q.Volume.Labels, &before); err != nil {
+		return *v, err
+	}
 	v.Metadata, v.Labels = cloud.Merge(v.Metadata, q.Volume.Metadata), cloud.Merge(v.Labels, q.Volume.Labels)
 	if err := cloud.CheckVolumePairs(v.Metadata, v.Labels); err != nil {
 		return *v, err

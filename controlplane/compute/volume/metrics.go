@@ -1,8 +1,6 @@
 package volume
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
@@ -17,9 +15,6 @@ var (
 		"Total size of the volumes in this member's records, by storage class and status. The files of volumes may be smaller.",
 		[]string{"storage_class", "status"}, nil)
 )
-
-// countEvery is how long a Collector uses its values before it reads all volumes again.
-const countEvery = 30 * time.Second
 
 // Collector exports the number and the total size of the volumes, by storage class and status. Each member exports the
 // values in its own copy of the records. The copy of a member that is behind in the raft log is outdated.
@@ -39,7 +34,7 @@ var _ prometheus.Collector = (*Collector)(nil)
 
 // NewCollector returns a Collector of the volumes in s.
 func NewCollector(s *store.Store) *Collector {
-	return &Collector{store.NewExpiring(s, countEvery, count)}
+	return &Collector{store.NewExpiring(s, store.MetricsTTL, count)}
 }
 
 // Describe implements prometheus.Collector.

@@ -291,6 +291,8 @@ func TestUpdateVolume(t *testing.T) {
 	}
 	_, err := update("taken", nil)
 	require.True(t, fault.Is(err, fault.AlreadyExists))
+	_, err = update("", map[string]string{"trivet/max-iop": "500"})
+	require.True(t, fault.Is(err, fault.InvalidArgument), "a misspelt key must be refused: %v", err)
 	out, err := update("logs", map[string]string{cloud.MaxIOPS: "500"})
 	require.NoError(t, err)
 	require.Equal(t, []any{"logs", "gold"}, []any{out.Volume.Name, out.Volume.Labels["tier"]})

@@ -1,8 +1,6 @@
 package billing
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
@@ -11,9 +9,6 @@ import (
 var unpaidDesc = prometheus.NewDesc("trivet_billing_unpaid_projects",
 	"Projects with hours that are not paid. They can create no VMs and no volumes, and with the policy stop their VMs are "+
 		"stopped.", nil, nil)
-
-// unpaidEvery is how long an UnpaidCollector uses its value before it reads the unpaid bills again.
-const unpaidEvery = 30 * time.Second
 
 // UnpaidCollector exports the number of projects with unpaid bills. Only the leader exports it, and only if billing is
 // enabled. A project whose bill was made, but not charged yet, counts for at most about Service.Every.
@@ -27,7 +22,7 @@ var _ prometheus.Collector = (*UnpaidCollector)(nil)
 
 // NewUnpaidCollector returns an UnpaidCollector of the bills of s. leads reports whether this member leads.
 func NewUnpaidCollector(s *Service, leads func() bool) *UnpaidCollector {
-	return &UnpaidCollector{s, leads, store.NewExpiring(s.opts.Store, unpaidEvery, countUnpaid)}
+	return &UnpaidCollector{s, leads, store.NewExpiring(s.opts.Store, store.MetricsTTL, countUnpaid)}
 }
 
 // Describe implements prometheus.Collector.

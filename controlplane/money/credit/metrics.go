@@ -1,8 +1,6 @@
 package credit
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
@@ -13,9 +11,6 @@ import (
 var balanceDesc = prometheus.NewDesc("trivet_wallet_balance",
 	"Balance of the project's wallet in units of credit, including what is reserved. A closed wallet has no series.",
 	[]string{"org", "project"}, nil)
-
-// balancesEvery is how long a WalletCollector uses its values before it reads all wallets again.
-const balancesEvery = 30 * time.Second
 
 // WalletCollector exports the balances of all wallets that are not closed. Only the leader exports values, because the
 // labels have names of tenants.
@@ -28,7 +23,7 @@ var _ prometheus.Collector = (*WalletCollector)(nil)
 
 // NewWalletCollector returns a WalletCollector of the wallets in s. leads reports whether this member leads.
 func NewWalletCollector(s *store.Store, leads func() bool) *WalletCollector {
-	return &WalletCollector{leads, store.NewExpiring(s, balancesEvery, readBalances)}
+	return &WalletCollector{leads, store.NewExpiring(s, store.MetricsTTL, readBalances)}
 }
 
 // Describe implements prometheus.Collector.

@@ -4,12 +4,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
 
 // TestWalletMetrics checks the balances in the metrics: reserved credit counts, closed wallets and wallets of earlier
@@ -32,19 +32,8 @@ func TestWalletMetrics(t *testing.T) {
 	require.NoError(t, err)
 
 	leads := true
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(NewWalletCollector(w.store, func() bool { return leads }))
-	gather := func() map[string]float64 {
-		families, err := registry.Gather()
-		require.NoError(t, err)
-		values := map[string]float64{}
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				values[f.GetName()+" "+m.GetLabel()[0].GetValue()+" "+m.GetLabel()[1].GetValue()] = m.GetGauge().GetValue()
-			}
-		}
-		return values
-	}
+	collector := NewWalletCollector(w.store, func() bool { return leads })
+	gather := func() map[string]float64 { return metricstest.Values(t, collector) }
 	want := map[string]float64{"trivet_wallet_balance acme " + string(tenant.Project): 75, "trivet_wallet_balance acme again": 2}
 	require.Equal(t, want, gather())
 	w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 5})

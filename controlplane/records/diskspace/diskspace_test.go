@@ -8,12 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/metricstest"
 )
 
 const gib = int64(1) << 30
@@ -67,19 +67,6 @@ var (
 	operator = cloud.Caller{User: "root", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
 )
 
-// gauges returns the values of a monitor's Prometheus metrics, by name.
-func gauges(t *testing.T, m *Monitor) map[string]float64 {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(m)
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	out := map[string]float64{}
-	for _, f := range families {
-		out[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
-	}
-	return out
-}
-
 const vms = "/vmcontroller.v1.VmService/"
 
 // TestOneLowDiskRefusesChanges lets the disk of one of three members get low. Every member must refuse tenants' changes
@@ -109,7 +96,7 @@ func TestOneLowDiskRefusesChanges(t *testing.T) {
 		require.NoError(t, m.Admit(context.Background()), "a change without a caller is accepted")
 	}
 	require.Contains(t, c.log.String(), "disk space is low")
-	require.Equal(t, map[string]float64{"trivet_disk_free_bytes": float64(4*gib - 1), "trivet_disk_reserve_bytes": float64(4 * gib), "trivet_disk_low": 1}, gauges(t, c.monitors[3]))
+	require.Equal(t, map[string]float64{"trivet_disk_free_bytes": float64(4*gib - 1), "trivet_disk_reserve_bytes": float64(4 * gib), "trivet_disk_low": 1}, metricstest.Values(t, c.monitors[3]))
 
 	c.free[3] = 4 * gib
 	c.check()

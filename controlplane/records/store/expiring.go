@@ -19,6 +19,9 @@ type Expiring[V any] struct {
 	value  V
 }
 
+// MetricsTTL is how long the collectors of metrics use values that they have computed from the records.
+const MetricsTTL = 30 * time.Second
+
 // NewExpiring returns an Expiring of the value that read computes from the records of s. The value is computed at the
 // first call of Get.
 func NewExpiring[V any](s *Store, ttl time.Duration, read func(*View) (V, error)) *Expiring[V] {

@@ -51,6 +51,8 @@ type Options struct {
 	// Stamp is called with each update that writes, before the update is proposed. It may add records to the update,
 	// such as one about the caller. Optional.
 	Stamp func(context.Context, *Tx)
+	// Audited is increased by the calls of Tx.CountAudited of each update that commits. Optional.
+	Audited *atomic.Uint64
 	// Spend is called with the size of an update in bytes before the update is proposed. If it returns an error, the
 	// update fails with that error and changes nothing. A retry after a conflict calls it again, because each attempt
 	// is a log entry. Optional.
@@ -243,7 +245,11 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, loc
 	if err != nil || result.Conflict {
 		return result, 0, nil, err
 	}
-	return result, 0, nil, result.Err()
+	err = result.Err()
+	if err == nil && s.opts.Audited != nil {
+		s.opts.Audited.Add(tx.audited)
+	}
+	return result, 0, nil, err
 }
 
 // Compact removes the history before a revision. Watches and page tokens that need an earlier revision then fail.

@@ -121,7 +121,13 @@ type Tx struct {
 	now cloud.Time
 	// err is the first error of a Put. Update returns it.
 	err error
+	// audited is the number of calls of CountAudited.
+	audited uint64
 }
+
+// CountAudited counts an audit record of a successful call, which the transaction contains. Options.Audited counts it if
+// the transaction commits.
+func (tx *Tx) CountAudited() { tx.audited++ }
 
 // Now returns the time of the transaction, in Unix milliseconds. It is the same on all members.
 func (tx *Tx) Now() cloud.Time { return tx.now }

@@ -244,7 +244,7 @@ func (t *tenantClient) power(ctx context.Context, verb string, v *owned, call fu
 		if err == nil && now.VM.ID != id {
 			t.f.fail("%s of VM %s was answered with VM %s", verb, id, now.VM.ID)
 		}
-		if now.TimedOut {
+		if now.WaitEnded {
 			t.f.count("calls that timed out")
 		}
 		return err

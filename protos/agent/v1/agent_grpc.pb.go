@@ -56,7 +56,8 @@ type AgentServiceClient interface {
 	//
 	// UNAUTHENTICATED: the token is unknown, expired or used by another key. PERMISSION_DENIED: the token is for another
 	// host name, or the key is banned (NODE_BANNED). UNAVAILABLE: a connected host has the same key (a copied data
-	// directory), or no leader. FAILED_PRECONDITION: another protocol version. INVALID_ARGUMENT: csr or name.
+	// directory), or no leader. ALREADY_EXISTS: the host is new, and a connected host has its name. FAILED_PRECONDITION:
+	// another protocol version. INVALID_ARGUMENT: csr or name.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (*Credential, error)
 	// Renew returns a new certificate, valid for 24 hours, to the holder of a valid one or of one that expired at most 7
 	// days ago. Nothing is recorded, so repeats do no harm. INVALID_ARGUMENT: the CSR is not for the key of the present
@@ -282,7 +283,8 @@ type AgentServiceServer interface {
 	//
 	// UNAUTHENTICATED: the token is unknown, expired or used by another key. PERMISSION_DENIED: the token is for another
 	// host name, or the key is banned (NODE_BANNED). UNAVAILABLE: a connected host has the same key (a copied data
-	// directory), or no leader. FAILED_PRECONDITION: another protocol version. INVALID_ARGUMENT: csr or name.
+	// directory), or no leader. ALREADY_EXISTS: the host is new, and a connected host has its name. FAILED_PRECONDITION:
+	// another protocol version. INVALID_ARGUMENT: csr or name.
 	Join(context.Context, *JoinRequest) (*Credential, error)
 	// Renew returns a new certificate, valid for 24 hours, to the holder of a valid one or of one that expired at most 7
 	// days ago. Nothing is recorded, so repeats do no harm. INVALID_ARGUMENT: the CSR is not for the key of the present

@@ -1226,7 +1226,8 @@ type VmStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the host's agent last saw. UNSPECIFIED before its first report.
 	ActualState VmState `protobuf:"varint,1,opt,name=actual_state,json=actualState,proto3,enum=vmcontroller.v1.VmState" json:"actual_state,omitempty"`
-	// The process ID of QEMU on the host; 0 without a process.
+	// The process ID of QEMU on the host; 0 without a process. Only for system:admin: 0 for other callers, and in events of
+	// WatchVm.
 	HostPid uint32 `protobuf:"varint,2,opt,name=host_pid,json=hostPid,proto3" json:"host_pid,omitempty"`
 	// When the process was started, in Unix milliseconds.
 	StartedAt int64 `protobuf:"varint,3,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
