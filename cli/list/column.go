@@ -50,10 +50,13 @@ func Tenant[T interface {
 }](all bool) Column[T] {
 	c := Column[T]{Name: "TENANT", Text: func(o T) string { return o.GetOrgId() + "/" + o.GetProjectId() }, In: OnDemand}
 	if all {
-		c.In = Everywhere
+		c.In, c.Max = Everywhere, maxTenant
 	}
 	return c
 }
+
+// maxTenant is the width to which -o table cuts the column Tenant.
+const maxTenant = 18
 
 // By returns a function for Column.Order that compares objects by a value, such as a number.
 func By[T any, V cmp.Ordered](value func(T) V) func(a, b T) int {

@@ -26,9 +26,15 @@ type vmObject = *vmv1.VirtualMachine
 // listColumns returns the columns of a list of VMs. If tenants is true, the tenant of a VM is shown by default.
 func listColumns(ctx context.Context, s *session.Session, conn *dial.Conn, tenants bool) []list.Column[vmObject] {
 	tenant := list.Column[vmObject]{Name: "TENANT", Text: func(v vmObject) string { return v.GetOrgId() + "/" + v.GetProjectId() }, In: list.InWide}
+	vcpus := list.Number("VCPUS", func(v vmObject) uint32 { return v.GetSpec().GetCpu().GetVcpus() })
+	memory := list.Size("MEMORY", func(v vmObject) uint64 { return v.GetSpec().GetMemory().GetSizeMib() << 20 })
 	disk := list.Size("DISK", diskBytes)
+	age := list.Age("AGE", s.Now, vmObject.GetCreatedAt)
+	disk.In = list.InWide
 	if tenants {
-		tenant.In, disk.In = list.Everywhere, list.InWide
+		// The tenants take the place of these columns, so that a line has at most 80 characters.
+		tenant.In, vcpus.In, memory.In, age.In = list.Everywhere, list.InWide, list.InWide, list.OnDemand
+		tenant.Max = 20
 	}
 	hosts, images := node.NameOf(ctx, conn), image.NameOf(ctx, s, conn)
 	return []list.Column[vmObject]{
@@ -36,14 +42,14 @@ func listColumns(ctx context.Context, s *session.Session, conn *dial.Conn, tenan
 		{Name: "NAME", Text: vmObject.GetName},
 		{Name: "ID", Text: vmObject.GetId, In: list.InWide},
 		{Name: "STATE", Text: func(v vmObject) string { return state(v.GetState()) }},
-		list.Number("VCPUS", func(v vmObject) uint32 { return v.GetSpec().GetCpu().GetVcpus() }),
-		list.Size("MEMORY", func(v vmObject) uint64 { return v.GetSpec().GetMemory().GetSizeMib() << 20 }),
+		vcpus,
+		memory,
 		disk,
 		{Name: "ADDRESS", Text: firstAddress, In: list.InTable},
 		{Name: "ADDRESSES", Text: func(v vmObject) string { return strings.Join(v.GetStatus().GetIpAddresses(), ",") }, In: list.InWide},
 		{Name: "HOST", Text: func(v vmObject) string { return hosts(v.GetNodeId()) }, Max: 16},
 		{Name: "HOST ID", Text: vmObject.GetNodeId, In: list.InWide},
-		list.Age("AGE", s.Now, vmObject.GetCreatedAt),
+		age,
 		{Name: "IMAGE", Text: func(v vmObject) string { return images(imageID(v)) }, In: list.OnDemand},
 		{Name: "IMAGE ID", Text: imageID, In: list.InWide},
 		{Name: "LABELS", Text: func(v vmObject) string { return show.Pairs(v.GetLabels()) }, In: list.InWide},
