@@ -50,7 +50,7 @@ var users = &list.Kind[*identityv1.User]{
 		return []list.Column[*identityv1.User]{
 			{Name: "ID", Text: (*identityv1.User).GetId},
 			{Name: "NAME", Text: (*identityv1.User).GetName, Max: 16},
-			{Name: "STATE", Text: userState},
+			{Name: "STATE", Text: userState, Words: []string{"UNREGISTERED", "ACTIVE", "DISABLED"}},
 			{Name: "LOGIN", Text: func(u *identityv1.User) string { return strings.Join(userCredentials(u), ", ") }, In: list.InWide},
 			{Name: "ROLES", Text: func(u *identityv1.User) string { return strings.Join(userRoles(u), ", ") }, Max: 30},
 			{Name: "ORG", Text: (*identityv1.User).GetOrgId, In: list.InWide},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -129,10 +130,47 @@ func (o *scope) narrow(ctx context.Context, s *session.Session, conn *dial.Conn,
 	return nil
 }
 
+// hostTerm matches a comparison of the column HOST at the beginning of a text.
+var hostTerm = regexp.MustCompile(`^host\s*(!?=|:)\s*("[^"]*"|'[^']*'|[^\s()]+)`)
+
+// withHostIDs replaces comparisons of the column HOST in a filter, such as host = rack7, by comparisons of the field
+// node_id, because VMs have only the IDs of their hosts. It returns an error if there is no such host.
+func withHostIDs(ctx context.Context, conn *dial.Conn, filter string) (string, error) {
+	var out strings.Builder
+	for i := 0; i < len(filter); {
+		c := filter[i]
+		if end := strings.IndexByte(filter[i+1:], c); (c == '"' || c == '\'') && end >= 0 { // a text, which may contain such words
+			out.WriteString(filter[i : i+end+2])
+			i += end + 2
+			continue
+		}
+		m := hostTerm.FindStringSubmatch(filter[i:])
+		if m == nil || i > 0 && !strings.ContainsRune(" \t\n(-", rune(filter[i-1])) {
+			out.WriteByte(c)
+			i++
+			continue
+		}
+		name, id := strings.Trim(m[2], `"'`), ""
+		switch {
+		case strings.Contains(name, "*") || m[1] == ":":
+			return "", session.Usagef("--filter: %s: host is compared with = or != and the name or the ID of a host", m[0])
+		case name != "":
+			var err error
+			if id, err = node.Find(ctx, conn, name); err != nil {
+				return "", err
+			}
+		}
+		fmt.Fprintf(&out, "node_id %s %q", m[1], id)
+		i += len(m[0])
+	}
+	return out.String(), nil
+}
+
 // listed describes VMs for lists.
 func listed(s *session.Session, of *scope) *list.Kind[vmObject] {
 	return &list.Kind[vmObject]{
 		Filters: true,
+		Rewrite: withHostIDs,
 		Name:    vmObject.GetName,
 		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]vmObject, string, error) {
 			if of.all {
@@ -212,6 +250,9 @@ func watchList(ctx context.Context, s *session.Session, conn *dial.Conn, kind *l
 	}
 	filter, err := f.Filter()
 	if err != nil {
+		return err
+	}
+	if filter, err = withHostIDs(ctx, conn, filter); err != nil {
 		return err
 	}
 	filter = of.filter(filter)
