@@ -72,6 +72,18 @@ func newIdentity(c *fakeCloud) *fakeIdentity {
 			Suppressed: uint64(n / 207 * 5),
 		})
 	}
+	for n, call := range [][2]string{
+		{"/vmcontroller.v1.VmService/DeleteVm", "object=shop-1 org_id=acme project_id=shop vm_id=" + id(1)},
+		{"/vmcontroller.v1.VmService/StartVm", "org_id=acme project_id=shop vm_id=" + id(1)},
+		{"/identity.v1.IdentityService/BindRole", "binding.org_id=acme binding.role=org:admin user_id=ada"},
+		{"/identity.v1.IdentityService/CreateOrg", "id=acme name=The Shop"},
+		{"/vmcontroller.v1.VmService/DeleteVm", "DELETE /api/v1/vms/" + id(1)},
+		{"/credit.v1.CreditService/TopUpWallet", "org_id=acme project_id=shop"},
+	} {
+		f.records = append(f.records, &identityv1.AuditRecord{
+			Id: fmt.Sprint("s", n), Time: now.Add(-20 * time.Hour).UnixMilli(), Principal: "ada", Method: call[0], Target: call[1], Outcome: "OK",
+		})
+	}
 	return f
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
@@ -188,7 +190,7 @@ func (c *fakeCloud) AttachDisk(_ context.Context, in *vmv1.AttachDiskRequest) (*
 	return vm, nil
 }
 
-func (c *fakeCloud) DetachDisk(_ context.Context, in *vmv1.DetachDiskRequest) (*vmv1.VirtualMachine, error) {
+func (c *fakeCloud) DetachDisk(ctx context.Context, in *vmv1.DetachDiskRequest) (*vmv1.VirtualMachine, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	vm, err := c.vm(in.GetVmId())
@@ -203,7 +205,11 @@ func (c *fakeCloud) DetachDisk(_ context.Context, in *vmv1.DetachDiskRequest) (*
 		v.AttachedToVm, v.Status = "", vmv1.VolumeStatus_VOLUME_STATUS_AVAILABLE
 		v.LastFlushedAttachmentGeneration = v.GetAttachmentGeneration()
 	}
+	before := proto.CloneOf(vm)
 	vm.Spec.Disks = slices.Delete(vm.GetSpec().GetDisks(), i, i+1)
+	if md, _ := metadata.FromIncomingContext(ctx); vm.GetState() == vmv1.VmState_VM_STATE_RUNNING && len(md.Get("prefer")) > 0 {
+		return before, nil // the guest has not released the disk yet
+	}
 	return vm, nil
 }
 

@@ -160,8 +160,9 @@ func (c *fakeCloud) UpdateVm(_ context.Context, in *vmv1.UpdateVmRequest) (*vmv1
 
 // vmFields are the fields that a filter of ListVms can compare.
 var vmFields = map[string]filter.Field[*vmv1.VirtualMachine]{
-	"name":   filter.Text((*vmv1.VirtualMachine).GetName),
-	"labels": filter.Pairs((*vmv1.VirtualMachine).GetLabels),
+	"node_id": filter.Text((*vmv1.VirtualMachine).GetNodeId),
+	"name":    filter.Text((*vmv1.VirtualMachine).GetName),
+	"labels":  filter.Pairs((*vmv1.VirtualMachine).GetLabels),
 }
 
 // ListVms returns two VMs per page.

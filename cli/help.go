@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/trivet-cloud/trivet/cli/session"
 )
 
 // groups lists the headings under which `trivet --help` shows the commands, with the commands of each.
@@ -30,6 +32,11 @@ func arrangeHelp(root *cobra.Command) {
 	template := root.UsageTemplate()
 	root.SetUsageTemplate(strings.Replace(template, globalFlags, "Global flags: see \"{{.Root.Name}} --help\".", 1))
 	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" { // cobra's function does not fail for an unknown command
+			c.Run, c.RunE = nil, func(_ *cobra.Command, args []string) error { return session.Help(root, args) }
+		}
+	}
 	root.InitDefaultCompletionCmd()
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title + ":"})

@@ -14,6 +14,8 @@ import (
 
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
@@ -107,4 +109,53 @@ func (h *testMember) waitFor(so func() bool) {
 		require.True(h.t, time.Now().Before(end), "the expected event did not happen within %v", startTime)
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// TestAuditNamesObjects checks that the audit record of a change contains the name of the changed object, also after the
+// object was renamed or deleted, and the user and the role of a new binding.
+func TestAuditNamesObjects(t *testing.T) {
+	h := startMember(t)
+	h.createResources()
+	org, project := string(web.Org), string(web.Project)
+	machines, volumes := vmv1.NewVmServiceClient(h.public), vmv1.NewVolumeServiceClient(h.public)
+	nets := networkv1.NewNetworkServiceClient(h.public)
+	who := identityv1.NewIdentityServiceClient(h.public)
+
+	mustCall(h, operatorv1.NewOperatorServiceClient(h.public).RenameVm, &operatorv1.RenameVmRequest{OrgId: org, ProjectId: project, VmId: h.resources["vm"], Name: "database"})
+	mustCall(h, machines.DeleteVm, &vmv1.DeleteVmRequest{OrgId: org, ProjectId: project, VmId: h.resources["vm"], Force: true})
+	vpc := mustCall(h, nets.CreateVpc, &networkv1.CreateVpcRequest{OrgId: org, ProjectId: project, Name: "prod", CidrBlock: "10.77.0.0/16"})
+	subnet := mustCall(h, nets.CreateSubnet, &networkv1.CreateSubnetRequest{OrgId: org, ProjectId: project, Name: "front", VpcId: vpc.GetId(), CidrBlock: "10.77.1.0/24"})
+	port := mustCall(h, nets.CreatePort, &networkv1.CreatePortRequest{OrgId: org, ProjectId: project, Name: "eth", SubnetId: subnet.GetId()})
+	mustCall(h, nets.DeletePort, &networkv1.DeletePortRequest{OrgId: org, ProjectId: project, Id: port.GetId()})
+	mustCall(h, nets.DeleteSubnet, &networkv1.DeleteSubnetRequest{OrgId: org, ProjectId: project, Id: subnet.GetId()})
+	group := mustCall(h, nets.CreateSecurityGroup, &networkv1.CreateSecurityGroupRequest{OrgId: org, ProjectId: project, Name: "ssh"})
+	mustCall(h, nets.AddSecurityGroupRule, &networkv1.AddSecurityGroupRuleRequest{OrgId: org, ProjectId: project, SecurityGroupId: group.GetId(),
+		Rule: &networkv1.SecurityGroupRule{Direction: networkv1.Direction_DIRECTION_INGRESS, Protocol: "tcp", PortMin: 22, PortMax: 22}})
+	mustCall(h, nets.DeleteSecurityGroup, &networkv1.DeleteSecurityGroupRequest{OrgId: org, ProjectId: project, Id: group.GetId()})
+	mustCall(h, nets.DeleteVpc, &networkv1.DeleteVpcRequest{OrgId: org, ProjectId: project, Id: vpc.GetId()})
+	mustCall(h, volumes.DeleteVolume, &vmv1.DeleteVolumeRequest{OrgId: org, ProjectId: project, VolumeId: h.resources["volume"]})
+	mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: "spare", Binding: &identityv1.Binding{Role: "project:viewer", OrgId: org, ProjectId: project}})
+	mustCall(h, who.DeleteServiceAccount, &identityv1.DeleteServiceAccountRequest{OrgId: org, ProjectId: project, Id: h.resources["account"]})
+
+	for method, want := range map[string]string{
+		"CreateVm":             "name=db ",
+		"RenameVm":             "object=db name=database ",
+		"DeleteVm":             "object=database ",
+		"CreateSubnet":         "name=front ",
+		"CreatePort":           "name=eth ",
+		"DeletePort":           "object=eth ",
+		"DeleteSubnet":         "object=front ",
+		"AddSecurityGroupRule": "object=ssh ",
+		"DeleteSecurityGroup":  "object=ssh ",
+		"DeleteVpc":            "object=prod ",
+		"DeleteVolume":         "object=data ",
+		"DeleteServiceAccount": "object=" + serviceAccount.name + " ",
+	} {
+		list := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{Method: method, Outcome: "OK"})
+		require.NotEmpty(t, list.GetRecords(), method)
+		require.True(t, strings.HasPrefix(list.GetRecords()[0].GetTarget(), want), "%s: %q", method, list.GetRecords()[0].GetTarget())
+	}
+	list := mustCall(h, who.ListAuditRecords, &identityv1.ListAuditRecordsRequest{Method: "BindRole", Outcome: "OK"})
+	require.Contains(t, list.GetRecords()[0].GetTarget(), "binding.role=project:viewer ")
+	require.Contains(t, list.GetRecords()[0].GetTarget(), "user_id=spare")
 }

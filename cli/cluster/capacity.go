@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,7 +20,9 @@ func capacityCommand(s *session.Session) *cobra.Command {
 		Use: "capacity", Short: "Show what the hosts have and have allocated, and whether any one host can be lost",
 		Long: `Show what each host offers to VMs and has allocated, and whether any one host can be lost: whether the other hosts have
 room for its VMs that are then started elsewhere. These are the VMs with the metadata trivet/ha=restart that should run,
-if all their disks are volumes that several hosts can use.`,
+if all their disks are volumes that several hosts can use. VCPUS, MEMORY and STORAGE show what is allocated of what can
+be allocated. IF LOST shows how many of the host's VMs would be started again elsewhere. -o wide also shows what the
+hosts have, their huge pages, and how many VMs would find no host.`,
 		Args: session.Exactly(),
 	}
 	c.RunE = s.Run(time.Minute, func(ctx context.Context, conn *dial.Conn, _ []string) error {
@@ -31,35 +34,56 @@ if all their disks are volumes that several hosts can use.`,
 		for _, h := range a.GetHosts() {
 			names = append(names, h.GetName())
 		}
-		return s.Print(a, names, func(w io.Writer) error { return capacityTable(w, a) })
+		return s.Print(a, names, func(w io.Writer) error { return capacityTable(w, s.Form, a) })
 	})
 	return c
 }
 
-func capacityTable(w io.Writer, a *operatorv1.GetCapacityResponse) error {
-	rows, header := [][]string{}, []string{"HOST", "STATE", "VCPUS ALLOCATED", "MEMORY ALLOCATED"}
-	huge := a.GetCapacity().GetHugepagesMib() > 0
-	if huge {
-		header = append(header, "HUGE PAGES ALLOCATED")
+// capacityTable prints the resources of the hosts, each as "allocated/allocatable". In -o wide, it also prints what the
+// hosts have, and their huge pages.
+func capacityTable(w io.Writer, form show.Form, a *operatorv1.GetCapacityResponse) error {
+	type resource struct {
+		name   string
+		amount func(*operatorv1.Resources) uint64
+		used   func(used, total uint64) string
+		total  func(uint64) string
 	}
-	header = append(header, "STORAGE ALLOCATED", "IF LOST")
+	resources := []resource{
+		{"VCPUS", (*operatorv1.Resources).GetVcpus, func(used, total uint64) string { return fmt.Sprintf("%d/%d", used, total) }, id},
+		{"MEMORY", func(r *operatorv1.Resources) uint64 { return r.GetMemoryMib() << 20 }, show.Used, show.Bytes},
+		{"HUGE PAGES", func(r *operatorv1.Resources) uint64 { return r.GetHugepagesMib() << 20 }, show.Used, show.Bytes},
+		{"STORAGE", func(r *operatorv1.Resources) uint64 { return r.GetStorageGib() << 30 }, show.Used, show.Bytes},
+	}
+	wide := form == show.Wide
+	if !wide {
+		resources = slices.Delete(resources, 2, 3)
+	}
+	rows, header := [][]string{}, []string{"HOST", "STATE"}
+	for _, r := range resources {
+		if header = append(header, r.name); wide {
+			header = append(header, "OF THE HOST")
+		}
+	}
+	header = append(header, "IF LOST")
 	row := func(name, state string, capacity, allocatable, allocated *operatorv1.Resources, loss string) {
-		of := func(unit string, of func(*operatorv1.Resources) uint64) string {
-			return fmt.Sprintf("%d of %d%s (%d)", of(allocated), of(allocatable), unit, of(capacity))
+		cells := []string{name, state}
+		for _, r := range resources {
+			if cells = append(cells, r.used(r.amount(allocated), r.amount(allocatable))); wide {
+				cells = append(cells, r.total(r.amount(capacity)))
+			}
 		}
-		cells := []string{name, state, of("", (*operatorv1.Resources).GetVcpus), of(" MiB", (*operatorv1.Resources).GetMemoryMib)}
-		if huge {
-			cells = append(cells, of(" MiB", (*operatorv1.Resources).GetHugepagesMib))
-		}
-		rows = append(rows, append(cells, of(" GiB", (*operatorv1.Resources).GetStorageGib), loss))
+		rows = append(rows, append(cells, loss))
 	}
 	first := ""
 	for _, h := range a.GetHosts() {
 		l := h.GetLoss()
 		loss := "-"
 		if l != nil {
-			loss = fmt.Sprintf("%d of %d VMs start elsewhere", l.GetRecovered(), l.GetVms())
-			if l.GetWaiting() > 0 {
+			loss = fmt.Sprintf("%d/%d restart", l.GetRecovered(), l.GetVms())
+			if wide {
+				loss = fmt.Sprintf("%d of %d VMs start elsewhere", l.GetRecovered(), l.GetVms())
+			}
+			if wide && l.GetWaiting() > 0 {
 				loss += fmt.Sprintf(", %d find no host", l.GetWaiting())
 			}
 		}
@@ -101,19 +125,27 @@ would be placed now. The first migration that fails ends the command.`,
 		for _, m := range a.GetMoves() {
 			names = append(names, m.GetVmId())
 		}
-		return s.Print(a, names, func(w io.Writer) error { return rebalanceTable(w, a) })
+		return s.Print(a, names, func(w io.Writer) error { return rebalanceTable(w, s.Form, a) })
 	})
 	return c
 }
 
-func rebalanceTable(w io.Writer, a *operatorv1.RebalanceClusterResponse) error {
+func rebalanceTable(w io.Writer, form show.Form, a *operatorv1.RebalanceClusterResponse) error {
 	percent := func(part float64) string { return fmt.Sprintf("%.0f %%", 100*part) }
 	rows := [][]string{}
 	for _, m := range a.GetMoves() {
-		rows = append(rows, []string{m.GetVmName(), m.GetVmId(), m.GetFrom(), m.GetTo(), percent(m.GetBefore()), percent(m.GetAfter())})
+		row := []string{m.GetVmName(), m.GetFrom(), m.GetTo(), percent(m.GetBefore()), percent(m.GetAfter())}
+		if form == show.Wide {
+			row = slices.Insert(row, 1, m.GetVmId())
+		}
+		rows = append(rows, row)
 	}
 	if len(rows) > 0 {
-		if err := show.Rows(w, []string{"VM", "ID", "FROM", "TO", "USE OF FULLER HOST", "AFTER THE MOVE"}, rows); err != nil {
+		header := []string{"VM", "FROM", "TO", "USE OF FULLER HOST", "AFTERWARDS"}
+		if form == show.Wide {
+			header = slices.Insert(header, 1, "ID")
+		}
+		if err := show.Rows(w, header, rows); err != nil {
 			return err
 		}
 		if _, err := fmt.Fprintln(w); err != nil {

@@ -30,38 +30,41 @@ func Command(s *session.Session) *cobra.Command {
 		for _, m := range st.GetMembers() {
 			names = append(names, id(m.GetId()))
 		}
-		return s.Print(st, names, func(w io.Writer) error { return table(w, st) })
+		return s.Print(st, names, func(w io.Writer) error { return table(w, s.Form, st) })
 	})
 	c.AddCommand(status, addCommand(s), promoteCommand(s), removeCommand(s), replaceCommand(s), transferCommand(s), tokenCommand(s), backupCommand(s),
 		capacityCommand(s), rebalanceCommand(s), rollingDrainCommand(s))
 	return c
 }
 
-// freeDisk formats a member's free disk space in MiB. It appends ", low" if the free space is so small that the cluster
+// freeDisk formats a member's free disk space. It appends ", low" if the free space is so small that the cluster
 // rejects tenants' mutating calls.
 func freeDisk(m *operatorv1.Member) string {
 	switch {
 	case m.GetDiskSizeBytes() == 0:
 		return "not known"
 	case m.GetDiskLow():
-		return fmt.Sprintf("%d MiB, low", m.GetDiskFreeBytes()>>20)
+		return show.Bytes(uint64(max(m.GetDiskFreeBytes(), 0))) + ", low"
 	}
-	return fmt.Sprintf("%d MiB", m.GetDiskFreeBytes()>>20)
+	return show.Bytes(uint64(max(m.GetDiskFreeBytes(), 0)))
 }
 
-func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
+func table(w io.Writer, form show.Form, st *operatorv1.ClusterStatusResponse) error {
 	if err := show.Fields(w, [][2]string{
 		{"Cluster", st.GetCluster()}, {"Version", st.GetVersion()}, {"Reported by", "member " + id(st.GetMemberId())},
 	}); err != nil {
 		return err
 	}
-	members := [][]string{}
+	members, header := [][]string{}, []string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE", "FREE DISK"}
+	if form == show.Wide {
+		header = append(header, "VERSION")
+	}
 	for _, m := range st.GetMembers() {
 		reachable := "no"
 		if m.GetReachable() {
 			reachable = "yes"
 		}
-		members = append(members, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m), reachable, freeDisk(m), m.GetVersion()})
+		members = append(members, []string{id(m.GetId()), m.GetName(), m.GetAddress(), state(m), reachable, freeDisk(m), m.GetVersion()}[:len(header)])
 	}
 	groups, progress := [][]string{}, [][]string{}
 	for _, g := range st.GetGroups() {
@@ -87,7 +90,7 @@ func table(w io.Writer, st *operatorv1.ClusterStatusResponse) error {
 		header []string
 		rows   [][]string
 	}{
-		{[]string{"MEMBER", "NAME", "ADDRESS", "STATE", "REACHABLE", "FREE DISK", "VERSION"}, members},
+		{header, members},
 		{[]string{"GROUP", "LEADER", "TERM", "COMMITTED", "APPLIED", "REVISION", "VOTERS", "LEARNERS"}, groups},
 		{[]string{"GROUP", "MEMBER", "REPLICATED", "LAG", "ACTIVE"}, progress},
 	} {

@@ -34,7 +34,7 @@ func unauthenticated(f Facts, info *errdetails.ErrorInfo) string {
 	switch {
 	case info.GetReason() == notLinked:
 		return fmt.Sprintf("ask an administrator to run `trivet user link USER --provider %s --subject %s`",
-			quoted(info.GetMetadata()["provider"]), quoted(info.GetMetadata()["subject"]))
+			Quoted(info.GetMetadata()["provider"]), Quoted(info.GetMetadata()["subject"]))
 	case f.LoggingIn:
 		return ""
 	case f.Source == "":
@@ -52,10 +52,10 @@ func login(f Facts) string {
 	return "`trivet login`"
 }
 
-// quoted returns word with shell quotes if it needs them, so that a command in a hint can be copied safely.
-func quoted(word string) string {
+// Quoted returns word with shell quotes if it needs them, so that a command in a hint can be copied safely.
+func Quoted(word string) string {
 	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
-		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && !strings.ContainsRune("._@-", r)
+		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && !strings.ContainsRune("._@/-", r)
 	}) {
 		return word
 	}

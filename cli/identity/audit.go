@@ -12,11 +12,14 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	"github.com/trivet-cloud/trivet/shared/filter"
 )
 
 // auditTimeout is the deadline of `trivet audit list` unless --timeout is given. It is long because there may be many
@@ -78,6 +81,7 @@ func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Com
 		Name:    (*identityv1.AuditRecord).GetId,
 		Columns: auditColumns,
 		Words:   map[string][]string{"outcome": outcomes()},
+		Fields:  map[string]list.Field{"method": methodField},
 		Empty: func(ctx context.Context, conn *dial.Conn) error {
 			if req.GetPrincipal() == "" || strings.Contains(req.GetPrincipal(), "@") {
 				return nil // the control plane checks the name of a service account
@@ -93,13 +97,14 @@ func listAuditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Com
 		Use: "list", Short: "List audit records, newest first",
 		Long: `List audit records, newest first, of the org and project of --org and --project, or else of the login's org. With
 --all, or if neither the flags nor the login name an org, list the records of the whole cloud, which requires the
-role system:admin. A time is a duration before now, such as 90m or 24h, or a time such as 2026-03-01T12:00:00Z. To
+role system:admin. A time is a duration before now, such as 90m, 24h or 7d, or a time such as 2026-03-01T12:00:00Z. To
 continue a list with --page-token, give --since and --until as times: a duration before now is another time by then.
 
-The column TARGET is the name in the request, or else the first ID. -o wide shows what the call named completely, with
-the message, the request ID and the address of the caller.`,
+The column TARGET is the name that the object had when it was changed, or the user and the role of a binding. Records of
+refused and failed calls have the ID of the object instead. -o wide shows what the call named completely, with the
+message, the request ID and the address of the caller.`,
 		Example: `  trivet audit list --since 1h
-  trivet audit list --org acme --method DeleteVm --since 720h -o json
+  trivet audit list --org acme --method DeleteVm --since 30d -o json
   trivet audit list --outcome REFUSED --since 2026-03-01T00:00:00Z --until 2026-03-02T00:00:00Z`,
 	}, auditTimeout)
 	c.Flags().BoolVar(&all, "all", false, "list the records of every org and project")
@@ -114,6 +119,31 @@ the message, the request ID and the address of the caller.`,
 	return c
 }
 
+// methodField compares the full or the short name of a record's method.
+var methodField = filter.Name("CreateVm", isMethod, func(m protoreflect.Message) []string {
+	full := m.Interface().(*identityv1.AuditRecord).GetMethod()
+	return []string{full, shortMethod(full)}
+})
+
+// isMethod reports whether name is a full name of a method, or the short name of a method of an API that this program
+// knows.
+func isMethod(name string) bool {
+	if strings.HasPrefix(name, "/") {
+		return true
+	}
+	found := false
+	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
+		for i := range f.Services().Len() {
+			found = found || f.Services().Get(i).Methods().ByName(protoreflect.Name(name)) != nil
+		}
+		return !found
+	})
+	return found
+}
+
+// shortMethod returns the part of a method's full name after the last slash.
+func shortMethod(full string) string { return full[strings.LastIndexByte(full, '/')+1:] }
+
 // outcomes returns the possible outcomes of a record: OK, the gRPC codes, and that of a record that counts others.
 func outcomes() []string {
 	all := []string{"SUPPRESSED"}
@@ -124,34 +154,55 @@ func outcomes() []string {
 	return all
 }
 
+// maxTarget is the width to which the table of audit records cuts targets.
+const maxTarget = 19
+
 func auditColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.AuditRecord] {
 	type record = *identityv1.AuditRecord
 	return []list.Column[record]{
 		list.Age("AGE", s.Now, record.GetTime),
 		list.Time("TIME", record.GetTime, list.InWide),
-		{Name: "USER", Text: func(r record) string { return cmp.Or(r.GetPrincipalUsername(), r.GetPrincipal()) }, Max: 14},
+		{Name: "USER", Text: func(r record) string { return cmp.Or(r.GetPrincipalUsername(), r.GetPrincipal()) }, Max: 12},
 		{Name: "TENANT", Text: auditTenant, In: list.InWide},
-		{Name: "METHOD", Text: func(r record) string { return r.GetMethod()[strings.LastIndexByte(r.GetMethod(), '/')+1:] }, Max: 21},
+		{Name: "METHOD", Text: func(r record) string { return shortMethod(r.GetMethod()) }, Max: 18},
 		{Name: "OUTCOME", Text: record.GetOutcome},
-		{Name: "TARGET", Text: record.GetTarget, Table: auditTarget, Max: 15},
+		{Name: "TARGET", Text: record.GetTarget, Table: auditTarget, Max: maxTarget},
 		{Name: "FROM", Text: record.GetAddress, In: list.InWide},
 		{Name: "REQUEST", Text: record.GetRequestId, In: list.InWide},
 		{Name: "MESSAGE", Text: auditMessage, In: list.InWide},
 	}
 }
 
-// auditTarget returns the value of name= in the target of a record or, without one, the first value.
+// auditTarget returns the name of the object that a call changed: the value of object= or name= in the target of a record.
+// For a binding, it is the user or the group and the role. Without a name, it is the ID of the object: that of the field
+// id, or else the first that is not the ID of an org or a project. For a REST call, it is the last part of the path.
 func auditTarget(r *identityv1.AuditRecord) string {
-	pairs := strings.Fields(r.GetTarget())
-	for _, p := range pairs {
-		if name, ok := strings.CutPrefix(p, "name="); ok {
-			return name
+	values, order := map[string]string{}, []string{}
+	for _, word := range strings.Split(r.GetTarget(), " ") {
+		key, value, pair := strings.Cut(word, "=")
+		switch {
+		case pair:
+			values[key] = value
+			order = append(order, key)
+		case len(order) > 0: // a word of a name with spaces
+			values[order[len(order)-1]] += " " + word
+		case strings.HasPrefix(word, "/"):
+			path, _, _ := strings.Cut(word, "?")
+			return path[strings.LastIndexByte(path, '/')+1:]
 		}
 	}
-	if len(pairs) == 0 {
-		return ""
+	if role := values["binding.role"]; role != "" {
+		return cmp.Or(values["user_id"], values["group_id"]) + " " + role
 	}
-	return pairs[0][strings.IndexByte(pairs[0], '=')+1:]
+	if name := cmp.Or(values["object"], values["name"], values["id"]); name != "" {
+		return name
+	}
+	for _, key := range order {
+		if key != "org_id" && key != "project_id" && key != "claims" {
+			return values[key]
+		}
+	}
+	return cmp.Or(strings.Trim(values["org_id"]+"/"+values["project_id"], "/"), values["claims"])
 }
 
 func auditMessage(r *identityv1.AuditRecord) string {
@@ -174,11 +225,11 @@ func parseAuditTime(now time.Time, flag, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
 	}
-	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+	if ago, err := session.ParseDuration(text); err == nil && ago >= 0 {
 		return now.Add(-ago).UnixMilli(), nil
 	}
 	if at, err := time.Parse(time.RFC3339, text); err == nil && at.UnixMilli() > 0 {
 		return at.UnixMilli(), nil
 	}
-	return 0, session.Usagef("--%s %q: want a duration before now, such as 1h, or a time such as 2026-03-01T12:00:00Z", flag, text)
+	return 0, session.Usagef("--%s %q: want a duration before now, such as 90m or 7d, or a time such as 2026-03-01T12:00:00Z", flag, text)
 }

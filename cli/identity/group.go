@@ -71,7 +71,7 @@ func groups(s *session.Session) *list.Kind[*identityv1.Group] {
 				{Name: "ID", Text: group.GetId},
 				{Name: "ORG", Text: group.GetOrgId},
 				{Name: "NAME", Text: group.GetName, Max: 20},
-				{Name: "ROLES", Text: func(g group) string { return strings.Join(groupRoles(g), ", ") }, Max: 40},
+				{Name: "ROLES", Text: func(g group) string { return strings.Join(groupRoles(g), ", ") }, Max: 26},
 				list.Age("AGE", s.Now, group.GetCreatedAt),
 				list.Time("CREATED", group.GetCreatedAt, list.InWide),
 				{Name: "CREATOR", Text: group.GetCreatedBy, In: list.InWide},

@@ -152,6 +152,9 @@ func printDefaultQuota(s *session.Session, q *identityv1.DefaultQuota, err error
 	})
 }
 
+// maxQuotaName is the width to which the table of a quota cuts the name of the project.
+const maxQuotaName = 20
+
 func printQuota(s *session.Session, q *identityv1.QuotaStatus, err error) error {
 	if err != nil {
 		return err
@@ -164,6 +167,9 @@ func printQuota(s *session.Session, q *identityv1.QuotaStatus, err error) error 
 		org := q.GetOrg()
 		if org != nil {
 			header = append(header, "ORG USED", "ORG LIMIT")
+			if s.Form != show.Wide {
+				name = show.Shorten(name, maxQuotaName) // so that the six columns fit into 80 characters
+			}
 		}
 		var rows [][]string
 		for _, r := range of {

@@ -54,7 +54,7 @@ func serviceAccountColumns(_ context.Context, s *session.Session, _ *dial.Conn) 
 		{Name: "NAME", Text: sa.GetName},
 		{Name: "ID", Text: sa.GetId, In: list.InWide},
 		{Name: "PROJECT", Text: func(a sa) string { return a.GetOrgId() + "/" + a.GetProjectId() }},
-		{Name: "ROLES", Text: func(a sa) string { return strings.Join(a.GetRoles(), ", ") }, Max: 30},
+		{Name: "ROLES", Text: func(a sa) string { return strings.Join(a.GetRoles(), ", ") }, Max: 21},
 		list.Until("EXPIRES", s.Now, sa.GetExpiresAt),
 		list.Age("AGE", s.Now, sa.GetCreatedAt),
 		{Name: "CREATOR", Text: sa.GetCreatedBy, In: list.InWide},

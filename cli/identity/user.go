@@ -49,10 +49,10 @@ var users = &list.Kind[*identityv1.User]{
 	Columns: func(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*identityv1.User] {
 		return []list.Column[*identityv1.User]{
 			{Name: "ID", Text: (*identityv1.User).GetId},
-			{Name: "NAME", Text: (*identityv1.User).GetName, Max: 20},
-			{Name: "STATE", Text: userState},
-			{Name: "LOGIN", Text: func(u *identityv1.User) string { return strings.Join(userCredentials(u), ", ") }, Max: 20},
-			{Name: "ROLES", Text: func(u *identityv1.User) string { return strings.Join(userRoles(u), ", ") }, Max: 40},
+			{Name: "NAME", Text: (*identityv1.User).GetName, Max: 16},
+			{Name: "STATE", Text: userState, Words: []string{"UNREGISTERED", "ACTIVE", "DISABLED"}},
+			{Name: "LOGIN", Text: func(u *identityv1.User) string { return strings.Join(userCredentials(u), ", ") }, In: list.InWide},
+			{Name: "ROLES", Text: func(u *identityv1.User) string { return strings.Join(userRoles(u), ", ") }, Max: 30},
 			{Name: "ORG", Text: (*identityv1.User).GetOrgId, In: list.InWide},
 			list.Time("CREATED", (*identityv1.User).GetCreatedAt, list.InWide),
 		}

@@ -101,7 +101,7 @@ var types = &list.Kind[*operatorv1.InstanceType]{
 			list.Size("MEMORY", func(t instanceType) uint64 { return t.GetMemoryMib() << 20 }),
 			disk,
 			{Name: "AVAILABLE", Text: func(t instanceType) string { return yesNo[t.GetAvailable()] }},
-			{Name: "DESCRIPTION", Text: instanceType.GetDescription, Max: 28},
+			{Name: "DESCRIPTION", Text: instanceType.GetDescription, Max: 24},
 		}
 	},
 }

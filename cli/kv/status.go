@@ -1,9 +1,11 @@
 package kv
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,7 +26,10 @@ type endpointStatus struct {
 	Error string `json:"Error,omitempty"`
 }
 
-var statusHeader = []string{"ENDPOINT", "MEMBER", "ROLE", "VERSION", "DB SIZE", "IN USE", "REVISION", "TERM", "INDEX", "APPLIED", "ERRORS"}
+var (
+	statusHeader = []string{"ENDPOINT", "MEMBER", "ROLE", "DB SIZE", "REVISION", "INDEX"}
+	wideHeader   = []string{"ENDPOINT", "MEMBER", "ROLE", "VERSION", "DB SIZE", "IN USE", "REVISION", "TERM", "INDEX", "APPLIED", "ERRORS"}
+)
 
 func statusCommand(n *kvSession) *cobra.Command {
 	c := &cobra.Command{
@@ -34,10 +39,13 @@ func statusCommand(n *kvSession) *cobra.Command {
 	}
 	c.RunE = n.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		all, err := n.statuses(ctx, conn)
-		names, rows, silent := []string{}, [][]string{}, 0
+		names, rows, faults, silent := []string{}, [][]string{}, [][2]string{}, 0
 		for _, s := range all {
 			names = append(names, s.Endpoint)
 			rows = append(rows, s.row())
+			if text := s.errors(); text != "" {
+				faults = append(faults, [2]string{"Error of " + s.Endpoint, text})
+			}
 			if s.Status == nil {
 				silent++
 			}
@@ -45,12 +53,34 @@ func statusCommand(n *kvSession) *cobra.Command {
 		if silent == len(all) {
 			return withHint(err) // if all endpoints failed, one error says more than a table of errors
 		}
-		if err := n.print(all, names, func(w io.Writer) error { return show.Rows(w, statusHeader, rows) }); err != nil || silent == 0 {
+		if err := n.print(all, names, func(w io.Writer) error { return n.statusTable(w, rows, faults) }); err != nil || silent == 0 {
 			return err
 		}
 		return fmt.Errorf("%d of %d endpoints returned no status", silent, len(all))
 	})
 	return c
+}
+
+// statusTable prints the rows. The errors of the endpoints are below the table, except in -o wide.
+func (n *kvSession) statusTable(w io.Writer, rows [][]string, faults [][2]string) error {
+	if n.Form == show.Wide {
+		return show.Rows(w, wideHeader, rows)
+	}
+	short := make([][]string, len(rows))
+	for i, row := range rows {
+		for j, name := range wideHeader {
+			if slices.Contains(statusHeader, name) {
+				short[i] = append(short[i], row[j])
+			}
+		}
+	}
+	if err := show.Rows(w, statusHeader, short); err != nil || len(faults) == 0 {
+		return err
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return show.Fields(w, faults)
 }
 
 // statuses requests the status of each endpoint of conn. If requests fail, the result last is the error of the last one
@@ -72,10 +102,15 @@ func (n *kvSession) statuses(ctx context.Context, conn *dial.Conn) (all []endpoi
 	return all, last
 }
 
+// errors returns the error of the call or, without one, the errors in the status.
+func (s *endpointStatus) errors() string {
+	return cmp.Or(s.Error, strings.Join(s.Status.GetErrors(), ", "))
+}
+
 func (s *endpointStatus) row() []string {
 	st := s.Status
 	if st == nil {
-		return []string{s.Endpoint, "", "", "", "", "", "", "", "", "", s.Error}
+		return []string{s.Endpoint, "", "", "", "", "", "", "", "", "", s.errors()}
 	}
 	role := "Follower"
 	switch {
@@ -90,7 +125,7 @@ func (s *endpointStatus) row() []string {
 	return []string{
 		s.Endpoint, u(st.GetHeader().GetMemberId()), role, st.GetVersion(), show.Bytes(uint64(max(st.GetDbSize(), 0))),
 		show.Bytes(uint64(max(st.GetDbSizeInUse(), 0))), number(st.GetHeader().GetRevision()), u(st.GetRaftTerm()), u(st.GetRaftIndex()),
-		u(st.GetRaftAppliedIndex()), strings.Join(st.GetErrors(), ", "),
+		u(st.GetRaftAppliedIndex()), s.errors(),
 	}
 }
 

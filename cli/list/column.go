@@ -24,6 +24,13 @@ type Column[T any] struct {
 	Order func(a, b T) int
 	// Max is the width to which cells are cut in -o table, unless --columns names the column. 0 is no limit.
 	Max int
+	// Words has the possible texts of the cells, if they are few, for --filter.
+	Words []string
+	// number and time return the value of a cell for --filter, if it is a number or a time in Unix milliseconds.
+	number func(T) float64
+	time   func(T) int64
+	// units are the units of number, each with its factor.
+	units map[string]float64
 	// In says in which output formats the column is shown.
 	In Place
 }
@@ -50,10 +57,13 @@ func Tenant[T interface {
 }](all bool) Column[T] {
 	c := Column[T]{Name: "TENANT", Text: func(o T) string { return o.GetOrgId() + "/" + o.GetProjectId() }, In: OnDemand}
 	if all {
-		c.In = Everywhere
+		c.In, c.Max = Everywhere, maxTenant
 	}
 	return c
 }
+
+// maxTenant is the width to which -o table cuts the column Tenant.
+const maxTenant = 18
 
 // By returns a function for Column.Order that compares objects by a value, such as a number.
 func By[T any, V cmp.Ordered](value func(T) V) func(a, b T) int {
@@ -62,21 +72,21 @@ func By[T any, V cmp.Ordered](value func(T) V) func(a, b T) int {
 
 // Time returns a column with a time in Unix milliseconds, such as CREATED.
 func Time[T any](name string, at func(T) int64, in Place) Column[T] {
-	return Column[T]{Name: name, Text: func(o T) string { return show.When(at(o)) }, Order: By(at), In: in}
+	return Column[T]{Name: name, Text: func(o T) string { return show.When(at(o)) }, Order: By(at), In: in, time: at}
 }
 
 // Age returns a column with the time that has passed since a time in Unix milliseconds. It is not shown in -o wide,
 // which should have a column Time. It is sorted from short to long.
 func Age[T any](name string, now func() time.Time, at func(T) int64) Column[T] {
 	return Column[T]{
-		Name: name, Text: func(o T) string { return show.Age(now(), at(o)) }, In: InTable,
+		Name: name, Text: func(o T) string { return show.Age(now(), at(o)) }, In: InTable, time: at,
 		Order: func(a, b T) int { return cmp.Compare(at(b), at(a)) },
 	}
 }
 
 // Until returns a column with the duration until a time in Unix milliseconds, such as "in 3d". In -o wide it is the time.
 func Until[T any](name string, now func() time.Time, at func(T) int64) Column[T] {
-	c := Time(name, at, Everywhere)
+	c := Time(name, at, Everywhere) // a filter compares the time
 	c.Table = func(o T) string { return show.In(now(), at(o)) }
 	return c
 }
@@ -85,14 +95,16 @@ func Until[T any](name string, now func() time.Time, at func(T) int64) Column[T]
 func Size[T any](name string, bytes func(T) uint64) Column[T] {
 	return Column[T]{
 		Name: name, Text: func(o T) string { return show.Bytes(bytes(o)) }, Order: By(bytes),
-		CSV: func(o T) string { return strconv.FormatUint(bytes(o), 10) },
+		CSV: func(o T) string { return strconv.FormatUint(bytes(o), 10) }, number: func(o T) float64 { return float64(bytes(o)) }, units: byteUnits,
 	}
 }
 
 // Number returns a column with a number.
 func Number[T any, N ~int | ~int64 | ~uint32 | ~uint64](name string, value func(T) N) Column[T] {
-	return Column[T]{Name: name, Text: func(o T) string { return strconv.FormatInt(int64(value(o)), 10) }, Order: By(value)}
+	return Column[T]{Name: name, Text: func(o T) string { return strconv.FormatInt(int64(value(o)), 10) }, Order: By(value), number: func(o T) float64 { return float64(value(o)) }}
 }
+
+var byteUnits = map[string]float64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 func (c *Column[T]) flagName() string { return strings.ReplaceAll(strings.ToLower(c.Name), " ", "-") }
 

@@ -1,6 +1,7 @@
 package list
 
 import (
+	"maps"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -15,6 +16,9 @@ import (
 const maxDepth = 4
 
 type field = filter.Field[protoreflect.Message]
+
+// Field is a field of messages that a filter can compare.
+type Field = field
 
 // fieldsOf returns the fields of T that the command line can compare with a filter, by name: those of the JSON output
 // that are text, numbers, times, booleans, enums, lists of text or enums, and maps of text. A field of a message in T has the name of both with a dot
@@ -122,10 +126,45 @@ func pairs(m protoreflect.Map) map[string]string {
 	return out
 }
 
-// filtered returns a copy of k that lists only the objects that match the filter. It returns a *session.Usage error for a
-// filter that cannot be compiled.
-func (k *Kind[T]) filtered(text string) (*Kind[T], error) {
+// addColumns adds the columns of a table to fields, for those who write filters by the table: each column whose name is not
+// that of a field. In a filter, the name is in lower case, with underscores for other characters than letters and digits.
+// A column with an age compares the time since which it counts.
+func addColumns[T any](fields map[string]field, columns []Column[T]) {
+	for _, c := range columns {
+		name := filterName(c.Name)
+		if _, ok := fields[name]; ok {
+			continue
+		}
+		of := func(m protoreflect.Message) T { return m.Interface().(T) }
+		switch {
+		case c.Words != nil:
+			fields[name] = filter.Word("", c.Words, func(m protoreflect.Message) string { return c.Text(of(m)) })
+		case c.time != nil:
+			fields[name] = filter.Time(func(m protoreflect.Message) int64 { return c.time(of(m)) })
+		case c.number != nil:
+			fields[name] = filter.Number(c.units, func(m protoreflect.Message) float64 { return c.number(of(m)) })
+		default:
+			fields[name] = filter.Text(func(m protoreflect.Message) string { return c.Text(of(m)) })
+		}
+	}
+}
+
+// filterName returns the name of a column in filters.
+func filterName(column string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '_'
+	}, strings.ToLower(column))
+}
+
+// filtered returns a copy of k that lists only the objects that match the filter. A filter compares the fields of the
+// messages and the columns. filtered returns a *session.Usage error for a filter that cannot be compiled.
+func (k *Kind[T]) filtered(text string, columns []Column[T]) (*Kind[T], error) {
 	fields := fieldsOf[T]()
+	addColumns(fields, columns)
+	maps.Copy(fields, k.Fields)
 	for name, words := range k.Words {
 		fields[name] = filter.Word("", words, func(m protoreflect.Message) string {
 			return m.Get(m.Descriptor().Fields().ByName(protoreflect.Name(name))).String()

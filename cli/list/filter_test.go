@@ -14,7 +14,7 @@ import (
 // selected returns how many of the objects the filter selects.
 func selected[T any](t *testing.T, filter string, objects ...T) (n int) {
 	t.Helper()
-	k, err := (&Kind[T]{}).filtered(filter)
+	k, err := (&Kind[T]{}).filtered(filter, nil)
 	require.NoError(t, err, filter)
 	for _, o := range objects {
 		if k.Keep(o) {
@@ -52,7 +52,7 @@ func TestFilterErrors(t *testing.T) {
 		`nmae = x`: "unknown field nmae; one of ", `state = SLEEPING`: "one of ", `capacity = 3`: "unknown field capacity",
 		`capacity.vcpus = many`: "a number", `name`: "want comparisons", `name = `: "cannot be parsed",
 	} {
-		_, err := (&Kind[*vmv1.Node]{}).filtered(filter)
+		_, err := (&Kind[*vmv1.Node]{}).filtered(filter, nil)
 		require.ErrorContains(t, err, want, filter)
 	}
 }
@@ -63,5 +63,31 @@ func TestFieldsOfMessages(t *testing.T) {
 	require.Nil(t, fieldsOf[struct{ Name string }]())
 	for name := range fieldsOf[*vmv1.VirtualMachine]() {
 		require.Less(t, strings.Count(name, "."), maxDepth, name)
+	}
+}
+
+// TestFilterByColumns checks that a filter can compare the columns of the table whose names are not those of fields.
+func TestFilterByColumns(t *testing.T) {
+	type volume = *vmv1.Volume
+	columns := []Column[volume]{
+		{Name: "NAME", Text: func(volume) string { return "the field has precedence" }},
+		{Name: "STATUS TEXT", Text: func(volume) string { return "IN USE" }, Words: []string{"IN USE", "FREE"}},
+		Size("SIZE", func(v volume) uint64 { return v.GetSizeGib() << 30 }),
+		Number("DISKS", func(volume) uint32 { return 3 }),
+		Age("AGE", nil, volume.GetCreatedAt),
+		{Name: "MAX BYTES/S", Text: func(volume) string { return "fast" }},
+	}
+	v := &vmv1.Volume{Name: "data", SizeGib: 5, CreatedAt: 1_772_366_400_000}
+	for filter, want := range map[string]bool{
+		`name = data`: true, `size > "4GiB"`: true, `size > "5GiB"`: false, `size = 5368709120`: true, `disks = 3`: true, `disks < 3`: false,
+		`age < "2026-03-02"`: true, `age < "2026-03-01"`: false, `status_text = "in use"`: true, `status_text = FREE`: false, `max_bytes_s : as`: true,
+	} {
+		k, err := (&Kind[volume]{}).filtered(filter, columns)
+		require.NoError(t, err, filter)
+		require.Equal(t, want, k.Keep(v), filter)
+	}
+	for _, bad := range []string{`status_text = BUSY`, `size = big`, `sise > 1`} {
+		_, err := (&Kind[volume]{}).filtered(bad, columns)
+		require.ErrorContains(t, err, "--filter", bad)
 	}
 }

@@ -41,8 +41,12 @@ type Kind[T any] struct {
 	Keep func(T) bool
 	// Words has the possible values of fields that are texts in the messages, by the names of the fields, for --filter.
 	Words map[string][]string
+	// Fields has fields for --filter that replace those of the messages and the columns, by name. Optional.
+	Fields map[string]Field
 	// Empty, if not nil, is called if the list is empty. It returns an error if a flag names something that does not exist.
 	Empty func(ctx context.Context, conn *dial.Conn) error
+	// Rewrite, if not nil, replaces comparisons of columns that the API does not know in a filter for Page.
+	Rewrite func(ctx context.Context, conn *dial.Conn, filter string) (string, error)
 	// Filters is true if Page uses Query.Filter. Otherwise the command line filters the objects that Page returns. It
 	// filters only messages.
 	Filters bool
@@ -97,7 +101,12 @@ func (k *Kind[T]) List(ctx context.Context, s *session.Session, conn *dial.Conn,
 		return err
 	}
 	if !k.Filters && q.Filter != "" {
-		if k, err = k.filtered(q.Filter); err != nil {
+		if k, err = k.filtered(q.Filter, k.Columns(ctx, s, conn)); err != nil {
+			return err
+		}
+	}
+	if k.Filters && k.Rewrite != nil {
+		if q.Filter, err = k.Rewrite(ctx, conn, q.Filter); err != nil {
 			return err
 		}
 	}

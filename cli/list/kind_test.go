@@ -81,12 +81,18 @@ func TestFilterWithLabels(t *testing.T) {
 		{"", []string{"a/b=x=y", "tier"}, `labels."a/b" = "x=y" AND labels."tier":*`},
 		{"", []string{`q=say "hi"`, "empty="}, `labels."q" = 'say "hi"' AND labels."empty":* AND labels."empty" = ""`},
 		{"", []string{"any=*", "some=a*"}, `labels."any":* AND labels."any" = "*" AND labels."some" = "a*"`},
+		{"", []string{"env=prod,tier=x"}, `labels."env" = "prod" AND labels."tier" = "x"`},
+		{"", []string{"env==prod", "env == prod"}, `labels."env" = "prod" AND labels."env" = "prod"`},
+		{"", []string{"env!=prod", "env != "}, `NOT (labels."env" = "prod") AND NOT (labels."env":* AND labels."env" = "")`},
+		{"", []string{"!env", "! a/b"}, `NOT labels."env":* AND NOT labels."a/b":*`},
+		{"", []string{"env in (prod, test),tier"}, `(labels."env" = "prod" OR labels."env" = "test") AND labels."tier":*`},
+		{"", []string{"env notin (x)"}, `NOT (labels."env" = "x")`},
 	} {
 		got, err := (&Flags{filter: tc.filter, labels: tc.labels}).Filter()
 		require.NoError(t, err)
 		require.Equal(t, tc.want, got)
 	}
-	for _, bad := range []string{"", "=x", `a='"`} {
+	for _, bad := range []string{"", "=x", `a='"`, "a,", ",a", "a b", "env in prod", "env in ()", "env in (a,)", "env in (a", "env notin", "env>5", "env===x", "!env=x", "!", "env in (a)(b)"} {
 		_, err := (&Flags{labels: []string{bad}}).Filter()
 		require.ErrorContains(t, err, "--label", bad)
 	}

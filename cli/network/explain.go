@@ -100,7 +100,7 @@ func printPath(s *session.Session, path *networkv1.ExplainPathResponse) error {
 		for i, step := range path.GetSteps() {
 			rows[i] = []string{step.GetStage(), result[step.GetPasses()], step.GetExplanation()}
 		}
-		return show.Rows(w, []string{"STAGE", "RESULT", "EXPLANATION"}, rows)
+		return show.WrapRows(w, s.Form, []string{"STAGE", "RESULT", "EXPLANATION"}, rows)
 	})
 }
 

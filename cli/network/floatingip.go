@@ -16,7 +16,9 @@ import (
 func floatingIPs() *kind[*networkv1.FloatingIp] {
 	return &kind[*networkv1.FloatingIp]{
 		command: "floating-ip", noun: "floating IP", arg: "FLOATING-IP",
-		header: []string{"NAME", "ADDRESS", "EXTERNAL", "TARGET", "STATUS"},
+		header:    []string{"NAME", "ADDRESS", "EXTERNAL", "TARGET", "STATUS"},
+		wide:      []string{"EXTERNAL"},
+		wideInAll: []string{"STATUS"},
 		row: func(f *networkv1.FloatingIp, l *labels) []string {
 			return []string{nameOf(f), f.GetAddress(), f.GetExternalNetwork(), floatingTarget(f, l), status(f)}
 		},

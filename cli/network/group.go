@@ -16,7 +16,8 @@ import (
 func groups() *kind[*networkv1.SecurityGroup] {
 	return &kind[*networkv1.SecurityGroup]{
 		command: "group", noun: "security group", arg: "GROUP",
-		header: []string{"NAME", "RULES", "DEFAULT", "DESCRIPTION"},
+		header:    []string{"NAME", "RULES", "DEFAULT", "DESCRIPTION"},
+		wideInAll: []string{"DESCRIPTION"},
 		row: func(g *networkv1.SecurityGroup, _ *labels) []string {
 			return []string{nameOf(g), strconv.Itoa(len(g.GetRules())), yes(g.GetIsDefault()), g.GetDescription()}
 		},

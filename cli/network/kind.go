@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -54,10 +55,20 @@ type kind[T object] struct {
 	// command is the subcommand of `trivet network`, noun names the kind in messages, and arg in usage lines.
 	command, noun, arg string
 	header             []string
+	// wide names the columns of header that are shown only in -o wide. wideInAll names those that are shown only in -o
+	// wide in a list over all projects, which has the tenants too. A table then fits into 80 columns.
+	wide, wideInAll []string
+	// max has the widths to which -o table cuts cells of columns, by the names of the columns. The default is maxCell.
+	max map[string]int
 	// named is true if objects have a name but no ID.
 	named bool
 	// everywhere reads a page of the objects of all projects. It is nil if the API has no such list.
 	everywhere func(context.Context, networkv1.NetworkServiceClient, query) (objects []T, next string, err error)
+	// one is true for the table of one object that was created or changed, which has the whole ID of an object without a
+	// name.
+	one bool
+	// inAll is true for a list over all projects.
+	inAll bool
 	// address returns the address of an object, by which it can be looked up as by its name.
 	address func(T) string
 	// row returns the cells of an object, one for each string in header.
@@ -159,11 +170,23 @@ func (k *kind[T]) listed(q query) *list.Kind[T] {
 // columns returns the columns of the kind's header, and further ones for -o wide.
 func (k *kind[T]) columns(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[T] {
 	l := newTarget(s, conn).labels(ctx)
+	if k.inAll {
+		l = newTarget(s, conn).labelsInAll(ctx)
+	}
 	var all []list.Column[T]
 	for i, name := range k.header {
-		c := list.Column[T]{Name: name, Text: func(o T) string { return k.row(o, l)[i] }}
-		if i > 0 { // the name of an object is not cut
-			c.Max = maxCell
+		c := list.Column[T]{Name: name, Text: func(o T) string { return k.row(o, l)[i] }, Max: maxCell}
+		switch width, ok := k.max[name]; {
+		case name == "NAME": // a name is not cut
+			c.Max = 0
+			if !k.one {
+				c.Table = func(o T) string { return cmp.Or(o.GetName(), show.Shorten(idOf(o), maxID)) }
+			}
+		case ok:
+			c.Max = width
+		}
+		if slices.Contains(k.wide, name) {
+			c.In = list.InWide
 		}
 		all = append(all, c)
 	}
@@ -176,8 +199,14 @@ func (k *kind[T]) columns(ctx context.Context, s *session.Session, conn *dial.Co
 	return append(all, list.Time("CREATED", T.GetCreatedAt, list.InWide))
 }
 
-// maxCell is the width to which -o table cuts cells.
-const maxCell = 30
+const (
+	// maxCell is the width to which -o table cuts cells.
+	maxCell = 30
+	// maxID is the width to which -o table cuts the ID of an object without a name.
+	maxID = 14
+	// maxTenant is the width to which -o table cuts the tenant of an object.
+	maxTenant = 23
+)
 
 // nameByID returns the name of the object with an ID, or the ID if it has no name.
 func (k *kind[T]) nameByID(ctx context.Context, t *target, id string) (string, error) {
@@ -198,6 +227,14 @@ func (k *kind[T]) names(ctx context.Context, t *target) (map[string]string, erro
 	return names, err
 }
 
+// namesInAll returns the names of the objects of all projects, by ID. It returns nil if the API has no such list.
+func (k *kind[T]) namesInAll(ctx context.Context, t *target) (map[string]string, error) {
+	if k.everywhere == nil {
+		return nil, nil
+	}
+	return k.inAllProjects().names(ctx, t)
+}
+
 // complete returns a shell completion with the names of the first objects.
 func (k *kind[T]) complete(s *session.Session) cobra.CompletionFunc {
 	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
@@ -210,7 +247,9 @@ func (k *kind[T]) printMade(ctx context.Context, t *target, o T, err error) erro
 	if err != nil {
 		return err
 	}
-	return k.listed(query{}).PrintOne(ctx, t.s, t.conn, o)
+	one := *k
+	one.one = true
+	return one.listed(query{}).PrintOne(ctx, t.s, t.conn, o)
 }
 
 // filter is a flag of `list` that selects the objects that refer to another resource.
@@ -263,7 +302,10 @@ func (k *kind[T]) listCommand(s *session.Session, filters ...filter) *cobra.Comm
 // inAllProjects returns the kind for lists over all projects. The first column is the tenant.
 func (k *kind[T]) inAllProjects() *kind[T] {
 	all := *k
-	all.page = k.everywhere
+	all.page, all.inAll = k.everywhere, true
+	all.wide = slices.Concat(k.wide, k.wideInAll)
+	all.max = map[string]int{"TENANT": maxTenant}
+	maps.Copy(all.max, k.max)
 	all.header = slices.Insert(slices.Clone(k.header), 0, "TENANT")
 	all.row = func(o T, l *labels) []string {
 		tenant := ""

@@ -11,6 +11,8 @@ type labels struct {
 	get   func(k lister, id string) string
 	list  func(k lister) map[string]string
 	kinds map[string]*known
+	// listed is true if the names of a kind are always listed. get is then nil.
+	listed bool
 }
 
 // known holds the names of the resources of a kind, by ID.
@@ -25,6 +27,7 @@ const fewGets = 2
 // lister is implemented by every kind.
 type lister interface {
 	names(context.Context, *target) (map[string]string, error)
+	namesInAll(context.Context, *target) (map[string]string, error)
 	nameByID(ctx context.Context, t *target, id string) (string, error)
 	kindName() string
 }
@@ -45,6 +48,18 @@ func (t *target) labels(ctx context.Context) *labels {
 	}
 }
 
+// labelsInAll is like labels, for resources of all projects.
+func (t *target) labelsInAll(ctx context.Context) *labels {
+	return &labels{
+		kinds:  map[string]*known{},
+		listed: true,
+		list: func(k lister) map[string]string {
+			names, _ := k.namesInAll(ctx, t)
+			return names
+		},
+	}
+}
+
 // of returns the name of the object with an ID, or the ID if the object has no name or cannot be read.
 func (l *labels) of(k lister, id string) string {
 	if id == "" {
@@ -58,7 +73,7 @@ func (l *labels) of(k lister, id string) string {
 	if name, ok := have.names[id]; ok || have.listed {
 		return cmp.Or(name, id)
 	}
-	if len(have.names) < fewGets {
+	if !l.listed && len(have.names) < fewGets {
 		have.names[id] = cmp.Or(l.get(k, id), id)
 		return have.names[id]
 	}

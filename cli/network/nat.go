@@ -13,7 +13,9 @@ import (
 func natGateways() *kind[*networkv1.NatGateway] {
 	return &kind[*networkv1.NatGateway]{
 		command: "nat", noun: "NAT gateway", arg: "GATEWAY",
-		header: []string{"NAME", "VPC", "EXTERNAL", "ADDRESS", "DEFAULT", "STATUS"},
+		header:    []string{"NAME", "VPC", "EXTERNAL", "ADDRESS", "DEFAULT", "STATUS"},
+		wide:      []string{"DEFAULT"},
+		wideInAll: []string{"EXTERNAL", "STATUS"},
 		row: func(g *networkv1.NatGateway, l *labels) []string {
 			return []string{
 				nameOf(g), l.of(vpcs(), g.GetVpcId()), g.GetExternalNetwork(), natAddress(g), yes(g.GetIsDefault()), status(g),

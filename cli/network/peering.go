@@ -15,7 +15,9 @@ import (
 func peerings() *kind[*networkv1.Peering] {
 	return &kind[*networkv1.Peering]{
 		command: "peering", noun: "peering", arg: "PEERING",
-		header: []string{"NAME", "VPC", "PEER VPC", "STATUS"},
+		header:    []string{"NAME", "VPC", "PEER VPC", "STATUS"},
+		wideInAll: []string{"VPC"},
+		max:       map[string]int{"VPC": 24, "PEER VPC": 24},
 		row: func(p *networkv1.Peering, l *labels) []string {
 			return []string{
 				nameOf(p), p.GetProjectId() + "/" + l.of(vpcs(), p.GetVpcId()),

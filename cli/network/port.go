@@ -14,7 +14,9 @@ import (
 func ports() *kind[*networkv1.Port] {
 	return &kind[*networkv1.Port]{
 		command: "port", noun: "port", arg: "PORT",
-		header: []string{"NAME", "SUBNET", "ADDRESS", "GROUPS", "DEVICE", "STATUS"},
+		header:    []string{"NAME", "SUBNET", "ADDRESS", "GROUPS", "DEVICE", "STATUS"},
+		wide:      []string{"GROUPS"},
+		wideInAll: []string{"SUBNET", "STATUS"},
 		row: func(p *networkv1.Port, l *labels) []string {
 			return []string{
 				nameOf(p), l.of(subnets(), p.GetSubnetId()), p.GetIpAddress(), portGroups(p, l), device(p, l),

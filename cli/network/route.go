@@ -18,7 +18,9 @@ import (
 func routeTables() *kind[*networkv1.RouteTable] {
 	return &kind[*networkv1.RouteTable]{
 		command: "route", noun: "route table", arg: "TABLE",
-		header: []string{"NAME", "VPC", "SUBNETS", "ROUTES", "STATUS"},
+		header:    []string{"NAME", "VPC", "SUBNETS", "ROUTES", "STATUS"},
+		wideInAll: []string{"SUBNETS"},
+		max:       map[string]int{"SUBNETS": 24},
 		row: func(r *networkv1.RouteTable, l *labels) []string {
 			return []string{
 				nameOf(r), l.of(vpcs(), r.GetVpcId()), l.all(subnets(), r.GetSubnetIds()),

@@ -32,19 +32,23 @@ func addRuleCommand(s *session.Session) *cobra.Command {
 	spec := ruleSpec{dashes: "--"}
 	var from, to, description string
 	c := &cobra.Command{
-		Use:   "create GROUP ingress|egress PROTOCOL",
+		Use:   "create GROUP ingress|egress PROTOCOL [from|to REMOTE]",
 		Short: "Add a rule to a security group",
-		Args:  session.Exactly("GROUP", "ingress|egress", "PROTOCOL"),
+		Args: func(c *cobra.Command, args []string) error {
+			return session.Exactly("GROUP", "ingress|egress", "PROTOCOL")(c, args[:len(args)-len(remoteWords(args))])
+		},
 		Long: `Add a rule to a security group. PROTOCOL is
 ` + trafficForm + `.
 
 A rule for ingress permits what comes from --from, and one for egress what goes to --to: a prefix, an address, or
-group:NAME for the ports that have this group. Without --from and --to, the rule is for all IPv4 addresses, or with
+group:NAME for the ports that have this group. The words of ` + "`trivet network rule list`" + ` are accepted too:
+"from REMOTE" and "to REMOTE" are the same as the flags. Without --from and --to, the rule is for all IPv4 addresses, or with
 --ipv6 for all IPv6 addresses.`,
 		Example: `  trivet network rule create web ingress tcp/443 --from 0.0.0.0/0
   trivet network rule create web ingress tcp/443 --from ::/0
   trivet network rule create db ingress tcp/5432 --from group:web
-  trivet network rule create db egress udp/53 --to 9.9.9.9`,
+  trivet network rule create db egress udp/53 --to 9.9.9.9
+  trivet network rule create web ingress tcp/22 from 10.0.0.0/8`,
 		ValidArgsFunction: argCompletions(groups().complete(s),
 			cobra.FixedCompletions([]string{"ingress", "egress"}, cobra.ShellCompDirectiveNoFileComp),
 			cobra.FixedCompletions([]string{"tcp/", "udp/", "sctp/", "icmp", "icmpv6", "any"}, cobra.ShellCompDirectiveNoSpace)),
@@ -59,6 +63,16 @@ group:NAME for the ports that have this group. Without --from and --to, the rule
 		completeFlag(c, flag, prefixed(groupPrefix, groups().complete(s)))
 	}
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) (err error) {
+		if words := remoteWords(args); len(words) > 0 {
+			if from != "" || to != "" {
+				return session.Usagef("give the remote with the words %q or with a flag, not both", strings.Join(words, " "))
+			}
+			if words[0] == "from" {
+				from = words[1]
+			} else {
+				to = words[1]
+			}
+		}
 		if err := spec.parse(args[1], args[2], from, to); err != nil {
 			return err
 		}
@@ -84,6 +98,14 @@ group:NAME for the ports that have this group. Without --from and --to, the rule
 		})
 	})
 	return c
+}
+
+// remoteWords returns the words "from REMOTE" or "to REMOTE" at the end of the arguments of `rule create`, or nil.
+func remoteWords(args []string) []string {
+	if len(args) == 5 && (args[3] == "from" || args[3] == "to") {
+		return args[3:]
+	}
+	return nil
 }
 
 func listRulesCommand(s *session.Session) *cobra.Command {

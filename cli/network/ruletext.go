@@ -18,7 +18,7 @@ func ruleColumns(l *labels) []list.Column[*networkv1.SecurityGroupRule] {
 	type rule = *networkv1.SecurityGroupRule
 	return []list.Column[rule]{
 		{Name: "RULE", Text: func(r rule) string { return ruleText(r, l) }},
-		{Name: "DESCRIPTION", Text: rule.GetDescription, Max: 30},
+		{Name: "DESCRIPTION", Text: rule.GetDescription, Max: 24},
 		{Name: "ID", Text: rule.GetId, In: list.InWide},
 	}
 }

@@ -17,7 +17,10 @@ import (
 func serviceIPs() *kind[*networkv1.ServiceIp] {
 	return &kind[*networkv1.ServiceIp]{
 		command: "service-ip", noun: "service IP", arg: "SERVICE-IP",
-		header: []string{"NAME", "VPC", "ADDRESS", "PORTS", "HEALTHY", "STATUS"},
+		header:    []string{"NAME", "VPC", "ADDRESS", "PORTS", "HEALTHY", "STATUS"},
+		wide:      []string{"VPC"},
+		wideInAll: []string{"PORTS"},
+		max:       map[string]int{"PORTS": 20},
 		row: func(x *networkv1.ServiceIp, l *labels) []string {
 			all := make([]string, len(x.GetPorts()))
 			for i, p := range x.GetPorts() {

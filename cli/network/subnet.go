@@ -14,7 +14,9 @@ import (
 func subnets() *kind[*networkv1.Subnet] {
 	return &kind[*networkv1.Subnet]{
 		command: "subnet", noun: "subnet", arg: "SUBNET",
-		header: []string{"NAME", "VPC", "CIDR", "GATEWAY", "DHCP", "FREE", "STATUS"},
+		header:    []string{"NAME", "VPC", "CIDR", "GATEWAY", "DHCP", "FREE", "STATUS"},
+		wide:      []string{"GATEWAY"},
+		wideInAll: []string{"DHCP", "FREE", "STATUS"},
 		row: func(n *networkv1.Subnet, l *labels) []string {
 			return []string{
 				nameOf(n), l.of(vpcs(), n.GetVpcId()), n.GetCidrBlock(), n.GetGatewayIp(), yes(n.GetDhcpEnabled()),

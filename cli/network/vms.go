@@ -30,9 +30,18 @@ func (vms) nameByID(ctx context.Context, t *target, id string) (string, error) {
 
 func (vms) names(ctx context.Context, t *target) (map[string]string, error) {
 	all, _, err := lookup.All(ctx, t.s, t.conn, "", 0)
+	return vmNames(all), err
+}
+
+func (vms) namesInAll(ctx context.Context, t *target) (map[string]string, error) {
+	all, _, err := lookup.AllProjects(ctx, t.s, t.conn, "", 0)
+	return vmNames(all), err
+}
+
+func vmNames(all []*vmv1.VirtualMachine) map[string]string {
 	names := map[string]string{}
 	for _, vm := range all {
 		names[vm.GetId()] = vm.GetName()
 	}
-	return names, err
+	return names
 }

@@ -16,7 +16,8 @@ import (
 func vpcs() *kind[*networkv1.Vpc] {
 	return &kind[*networkv1.Vpc]{
 		command: "vpc", noun: "VPC", arg: "VPC",
-		header: []string{"NAME", "CIDR", "IPV6 CIDR", "DEFAULT", "STATUS"},
+		header:    []string{"NAME", "CIDR", "IPV6 CIDR", "DEFAULT", "STATUS"},
+		wideInAll: []string{"IPV6 CIDR", "DEFAULT"},
 		row: func(v *networkv1.Vpc, _ *labels) []string {
 			return []string{nameOf(v), v.GetCidrBlock(), v.GetIpv6CidrBlock(), yes(v.GetIsDefault()), status(v)}
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -194,7 +195,7 @@ func movingText(vm *operatorv1.DrainedVm) string {
 }
 
 // printDrain prints the drain of a host with its VMs. It prints nothing if the host was not drained.
-func printDrain(w io.Writer, d *operatorv1.Drain) error {
+func printDrain(w io.Writer, form show.Form, d *operatorv1.Drain) error {
 	if d == nil {
 		return nil
 	}
@@ -225,10 +226,19 @@ func printDrain(w io.Writer, d *operatorv1.Drain) error {
 		case statusMoved:
 			about = "to " + vm.GetTo()
 		}
-		rows[i] = []string{vm.GetName(), vm.GetOrgId() + "/" + vm.GetProjectId(), vm.GetVmId(), vm.GetStatus(), about}
+		tenant := vm.GetOrgId() + "/" + vm.GetProjectId()
+		if form == show.Wide {
+			rows[i] = []string{vm.GetName(), tenant, vm.GetVmId(), vm.GetStatus(), about}
+		} else {
+			rows[i] = []string{vm.GetName(), show.Shorten(tenant, 20), vm.GetStatus(), about}
+		}
 	}
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	return show.Rows(w, []string{"DRAINED VM", "TENANT", "ID", "STATUS", "ABOUT"}, rows)
+	header := []string{"DRAINED VM", "TENANT", "STATUS", "ABOUT"}
+	if form == show.Wide {
+		header = slices.Insert(header, 2, "ID")
+	}
+	return show.WrapRows(w, form, header, rows)
 }

@@ -2,7 +2,7 @@ package node
 
 import (
 	"context"
-	"strconv"
+	"fmt"
 	"strings"
 	"time"
 
@@ -29,28 +29,30 @@ var hosts = &list.Kind[*vmv1.Node]{
 // amount. They are empty for callers without the right to read them.
 func hostColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Column[*vmv1.Node] {
 	type node = *vmv1.Node
-	used := func(name string, amount func(*vmv1.NodeCapacity) uint64, text func(uint64) string) list.Column[node] {
+	used := func(name string, amount func(*vmv1.NodeCapacity) uint64, text func(used, total uint64) string) list.Column[node] {
 		return list.Column[node]{
 			Name: name,
 			Text: func(n node) string {
 				if n.GetAllocatable() == nil {
 					return ""
 				}
-				return text(amount(n.GetAllocated())) + "/" + text(amount(n.GetAllocatable()))
+				return text(amount(n.GetAllocated()), amount(n.GetAllocatable()))
 			},
 			// The largest free amount is last.
 			Order: list.By(func(n node) int64 { return int64(amount(n.GetAllocatable())) - int64(amount(n.GetAllocated())) }),
 		}
 	}
+	heartbeat := list.Age("HEARTBEAT", s.Now, node.GetLastHeartbeat)
+	heartbeat.In, heartbeat.Table = list.Everywhere, heartbeat.Text
+	heartbeat.Text = func(n node) string { return show.When(n.GetLastHeartbeat()) }
 	return []list.Column[node]{
 		{Name: "NAME", Text: node.GetName},
 		{Name: "ID", Text: node.GetId, In: list.InWide},
 		{Name: "STATE", Text: func(n node) string { return show.Enum("NODE_STATE", n.GetState()) }},
-		used("VCPUS", func(c *vmv1.NodeCapacity) uint64 { return uint64(c.GetVcpus()) }, func(n uint64) string { return strconv.FormatUint(n, 10) }),
-		used("MEMORY", func(c *vmv1.NodeCapacity) uint64 { return c.GetMemoryMib() << 20 }, show.Bytes),
-		used("STORAGE", func(c *vmv1.NodeCapacity) uint64 { return c.GetStorageGib() << 30 }, show.Bytes),
-		list.Age("HEARD", s.Now, node.GetLastHeartbeat),
-		list.Time("HEARTBEAT", node.GetLastHeartbeat, list.InWide),
+		used("VCPUS", func(c *vmv1.NodeCapacity) uint64 { return uint64(c.GetVcpus()) }, func(used, total uint64) string { return fmt.Sprintf("%d/%d", used, total) }),
+		used("MEMORY", func(c *vmv1.NodeCapacity) uint64 { return c.GetMemoryMib() << 20 }, show.Used),
+		used("STORAGE", func(c *vmv1.NodeCapacity) uint64 { return c.GetStorageGib() << 30 }, show.Used),
+		heartbeat,
 		{Name: "AGENT", Text: node.GetAgentVersion, In: list.InWide},
 		{Name: "LABELS", Text: func(n node) string { return show.Pairs(n.GetLabels()) }, In: list.InWide},
 		{Name: "CLASSES", Text: func(n node) string { return strings.Join(n.GetSupportedStorageClasses(), ",") }, In: list.InWide},
@@ -60,7 +62,7 @@ func hostColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Col
 func listCommand(s *session.Session) *cobra.Command {
 	return hosts.Command(s, &cobra.Command{Use: "list", Short: "List the hosts",
 		Long: `List the hosts. VCPUS, MEMORY and STORAGE show what is allocated of what can be allocated. They are sorted by what is
-free. HEARD is the time since the last heartbeat.`,
+free. HEARTBEAT is the time since the last heartbeat.`,
 		Example: "  trivet host list --sort -memory --columns name,state,memory"}, callTimeout)
 }
 

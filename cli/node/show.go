@@ -43,7 +43,7 @@ func showCommand(s *session.Session) *cobra.Command {
 			if err := show.Fields(w, fields(s.Now(), n)); err != nil {
 				return err
 			}
-			if err := showDrain(ctx, w, conn, id); err != nil {
+			if err := showDrain(ctx, w, s.Form, conn, id); err != nil {
 				return err
 			}
 			vms, more, err := lookup.AllProjects(ctx, s, conn, fmt.Sprintf("node_id = %q", id), maxShownVMs)
@@ -56,14 +56,14 @@ func showCommand(s *session.Session) *cobra.Command {
 			if more {
 				s.Note("the host has more VMs: `trivet vm list --all-projects --filter 'node_id = %q'` lists all", id)
 			}
-			return printVMs(w, s.Now(), vms)
+			return printVMs(w, s.Form, s.Now(), vms)
 		})
 	})
 	return c
 }
 
 // showDrain prints the drain of a host, if the caller may read it.
-func showDrain(ctx context.Context, w io.Writer, conn *dial.Conn, id string) error {
+func showDrain(ctx context.Context, w io.Writer, form show.Form, conn *dial.Conn, id string) error {
 	d, err := operatorv1.NewOperatorServiceClient(conn).GetDrain(ctx, &operatorv1.GetDrainRequest{NodeId: id})
 	switch status.Code(err) {
 	case codes.PermissionDenied: // only operators may read it
@@ -71,13 +71,13 @@ func showDrain(ctx context.Context, w io.Writer, conn *dial.Conn, id string) err
 	case codes.Unimplemented: // the members are older than this program
 		return nil
 	case codes.OK:
-		return printDrain(w, d.GetDrain())
+		return printDrain(w, form, d.GetDrain())
 	}
 	return err
 }
 
 // printVMs prints the VMs that are placed on a host, those with the most memory first.
-func printVMs(w io.Writer, now time.Time, vms []*vmv1.VirtualMachine) error {
+func printVMs(w io.Writer, form show.Form, now time.Time, vms []*vmv1.VirtualMachine) error {
 	if len(vms) == 0 {
 		_, err := fmt.Fprintln(w, "\nNo VMs are placed on the host.")
 		return err
@@ -85,18 +85,22 @@ func printVMs(w io.Writer, now time.Time, vms []*vmv1.VirtualMachine) error {
 	slices.SortStableFunc(vms, func(a, b *vmv1.VirtualMachine) int {
 		return cmp.Compare(b.GetSpec().GetMemory().GetSizeMib(), a.GetSpec().GetMemory().GetSizeMib())
 	})
+	header := []string{"VM", "TENANT", "STATE", "VCPUS", "MEMORY", "CHANGED"}
+	if form == show.Wide {
+		header = append(header, "ERROR")
+	}
 	rows := make([][]string, len(vms))
 	for i, vm := range vms {
 		rows[i] = []string{
 			vm.GetName(), vm.GetOrgId() + "/" + vm.GetProjectId(), show.Enum("VM_STATE", vm.GetState()),
 			strconv.FormatUint(uint64(vm.GetSpec().GetCpu().GetVcpus()), 10), show.Bytes(vm.GetSpec().GetMemory().GetSizeMib() << 20),
 			show.Age(now, vm.GetUpdatedAt()), vm.GetStatus().GetLastError(),
-		}
+		}[:len(header)]
 	}
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	return show.Rows(w, []string{"VM", "TENANT", "STATE", "VCPUS", "MEMORY", "CHANGED", "ERROR"}, rows)
+	return show.Rows(w, header, rows)
 }
 
 func fields(now time.Time, n *vmv1.Node) [][2]string {
@@ -111,7 +115,7 @@ func fields(now time.Time, n *vmv1.Node) [][2]string {
 		{"Name", n.GetName()},
 		{"ID", n.GetId()},
 		{"State", stateAndWhy(now, n)},
-		{"Heard", lastHeartbeat(now, n)},
+		{"Heartbeat", lastHeartbeat(now, n)},
 		{"Agent", n.GetAgentVersion()},
 		{"Hypervisors", strings.Join(hypervisors, ", ")},
 		{"Capacity", amount(n.GetCapacity())},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -50,15 +51,35 @@ func (s *Session) runEach(limit time.Duration, apart bool, body func(ctx context
 		}
 		shown := false
 		return s.Each(ctx, limit, args, func(ctx context.Context, arg string) error {
-			if shown && s.Form == show.YAML {
-				fmt.Fprintln(s.Stdout, "---")
-			} else if shown && apart && s.Form.ForPeople() {
-				fmt.Fprintln(s.Stdout)
+			out := &separatedWriter{w: s.Stdout}
+			switch {
+			case shown && s.Form == show.YAML:
+				out.separator = "---\n"
+			case shown && apart && s.Form.ForPeople():
+				out.separator = "\n"
 			}
-			shown = true
+			s.Stdout = out
+			defer func() { s.Stdout, shown = out.w, shown || out.wrote }()
 			return body(ctx, conn, arg)
 		})
 	})
+}
+
+// separatedWriter writes a separator before the first write, so that there is none before an argument that fails.
+type separatedWriter struct {
+	w         io.Writer
+	separator string
+	wrote     bool
+}
+
+func (s *separatedWriter) Write(p []byte) (int, error) {
+	if !s.wrote {
+		if _, err := io.WriteString(s.w, s.separator); err != nil {
+			return 0, err
+		}
+		s.wrote = true
+	}
+	return s.w.Write(p)
 }
 
 // showTogether calls body for each argument, and then prints the documents that body has printed as one list.

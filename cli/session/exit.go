@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -87,6 +89,7 @@ func (s *Session) Report(err error) int {
 		f.RequestID = s.conn.RequestID()
 	}
 	r := explain.New(err, f)
+	r.Hint = s.hintWithFlags(r.Hint)
 	text := r.Text()
 	switch s.errorForm() {
 	case show.JSON:
@@ -96,6 +99,36 @@ func (s *Session) Report(err error) int {
 	}
 	fmt.Fprintln(s.Stderr, s.scrubbed(text))
 	return r.Exit
+}
+
+// hintedCommand matches a command in a hint.
+var hintedCommand = regexp.MustCompile("`trivet [^`]+`")
+
+// hintWithFlags adds the flags --context, --org and --project of the command line to the commands in a hint, so that they
+// act in the same place. Commands that log in, and help, do not get them.
+func (s *Session) hintWithFlags(hint string) string {
+	return hintedCommand.ReplaceAllStringFunc(hint, func(text string) string {
+		command := strings.Trim(text, "`")
+		words := strings.Fields(command)
+		flags := []struct{ name, value string }{{"context", s.flags.context}, {"org", s.flags.org}, {"project", s.flags.project}}
+		switch {
+		case slices.Contains([]string{"login", "logout", "context", "help"}, words[1]) || slices.Contains(words, "--help"):
+			return text
+		case slices.Contains([]string{"whoami", "invitation", "org"}, words[1]): // they tell which orgs and projects there are
+			flags = flags[:1]
+		case words[1] == "project":
+			flags = flags[:2]
+		}
+		for _, f := range flags {
+			has := slices.ContainsFunc(words, func(w string) bool {
+				return w == "--"+f.name || strings.HasPrefix(w, "--"+f.name+"=") || f.name != "context" && w == "--all-projects"
+			})
+			if f.value != "" && !has {
+				command += " --" + f.name + " " + explain.Quoted(f.value)
+			}
+		}
+		return "`" + command + "`"
+	})
 }
 
 // errorForm returns the output format for errors. If the command line is invalid, --output may not have been parsed

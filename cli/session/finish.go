@@ -53,6 +53,14 @@ func (s *Session) Finish(root *cobra.Command) {
 func finish(c *cobra.Command) {
 	if c.HasSubCommands() {
 		c.Args = unknownCommand
+		if show := c.RunE; c.HasParent() && show != nil { // as in `trivet vm help list`
+			c.RunE = func(c *cobra.Command, args []string) error {
+				if len(args) > 0 && args[0] == "help" {
+					return Help(c, args[1:])
+				}
+				return show(c, args)
+			}
+		}
 	}
 	for _, flags := range []*pflag.FlagSet{c.PersistentFlags(), c.Flags()} {
 		flags.VisitAll(func(f *pflag.Flag) {
@@ -84,9 +92,22 @@ func finish(c *cobra.Command) {
 	}
 }
 
+// Help prints the help of the subcommand of c that names select. It returns a *Problem if there is none.
+func Help(c *cobra.Command, names []string) error {
+	for len(names) > 0 && c.HasSubCommands() {
+		i := slices.IndexFunc(c.Commands(), func(sub *cobra.Command) bool { return sub.Name() == names[0] || sub.HasAlias(names[0]) })
+		if i < 0 {
+			return unknownCommand(c, names)
+		}
+		c, names = c.Commands()[i], names[1:]
+	}
+	c.InitDefaultHelpFlag()
+	return c.Help()
+}
+
 // unknownCommand is the check of the arguments of a command that only has subcommands.
 func unknownCommand(c *cobra.Command, args []string) error {
-	if len(args) == 0 {
+	if len(args) == 0 || args[0] == "help" && c.HasParent() {
 		return nil
 	}
 	// A candidate is a name or an alias; the suggestion is always the name.
@@ -170,7 +191,7 @@ func flagError(c *cobra.Command, err error) error {
 	var missing *pflag.ValueRequiredError
 	p := &Problem{Code: codes.InvalidArgument, Message: err.Error(), Hint: "run `" + c.CommandPath() + " --help`", Err: err}
 	switch {
-	case errors.As(err, &unknown) && c.HasSubCommands() && c.Flags().NArg() > 0:
+	case errors.As(err, &unknown) && c.HasSubCommands() && c.Flags().NArg() > 0 && c.Flags().Arg(0) != "help":
 		return unknownCommand(c, c.Flags().Args())
 	case errors.As(err, &unknown):
 		names := map[string]string{}

@@ -49,6 +49,63 @@ func Rows(w io.Writer, header []string, rows [][]string) error {
 	return align(w, append([][]string{header}, rows...))
 }
 
+// MaxWidth is the maximum number of characters in a line of a table in -o table.
+const MaxWidth = 80
+
+// WrapRows is like Rows, and breaks the last cell of a row between words, so that no line is longer than MaxWidth. It
+// breaks nothing in -o wide.
+func WrapRows(w io.Writer, form Form, header []string, rows [][]string) error {
+	last, start := len(header)-1, 0
+	for i, name := range header[:last] {
+		width := utf8.RuneCountInString(name)
+		for _, row := range rows {
+			width = max(width, utf8.RuneCountInString(Text(row[i])), 1)
+		}
+		start += width + len(gap)
+	}
+	if form == Wide || start > MaxWidth/2+MaxWidth/4 {
+		return Rows(w, header, rows)
+	}
+	var b strings.Builder
+	wrapped := make([][]string, len(rows))
+	rest := make([][]string, len(rows))
+	for i, row := range rows {
+		all := wrap(row[last], MaxWidth-start)
+		wrapped[i], rest[i] = append(slices.Clone(row[:last]), all[0]), all[1:]
+	}
+	if err := Rows(&b, header, wrapped); err != nil {
+		return err
+	}
+	lines := strings.SplitAfter(b.String(), "\n")
+	b.Reset()
+	b.WriteString(lines[0])
+	for i := range rows {
+		b.WriteString(lines[i+1])
+		for _, line := range rest[i] {
+			b.WriteString(strings.Repeat(" ", start) + Text(line) + "\n")
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// wrap breaks text between words into lines of at most width characters. A longer word is on a line of its own.
+func wrap(text string, width int) []string {
+	lines := []string{""}
+	for _, word := range strings.Fields(text) {
+		line := &lines[len(lines)-1]
+		switch {
+		case *line == "":
+			*line = word
+		case utf8.RuneCountInString(*line)+1+utf8.RuneCountInString(word) <= width:
+			*line += " " + word
+		default:
+			lines = append(lines, word)
+		}
+	}
+	return lines
+}
+
 // Fields prints pairs of a name and a value, one per line as "NAME: VALUE", with aligned and escaped values.
 func Fields(w io.Writer, pairs [][2]string) error {
 	rows := make([][]string, len(pairs))
@@ -174,6 +231,17 @@ func Bytes(n uint64) string {
 		value, unit = value/1024, unit+1
 	}
 	return strings.TrimSuffix(strconv.FormatFloat(value, 'f', 1, 64), ".0") + " " + units[unit]
+}
+
+// Used formats a number of bytes that are used of a total, such as "3 GiB/1.5 TiB". A unit that both have is written once:
+// "1.5/64 GiB".
+func Used(used, total uint64) string {
+	u, t := Bytes(used), Bytes(total)
+	number, unit, _ := strings.Cut(u, " ")
+	if strings.HasSuffix(t, " "+unit) || used == 0 {
+		return number + "/" + t
+	}
+	return u + "/" + t
 }
 
 var units = []string{"KiB", "MiB", "GiB", "TiB", "PiB"}

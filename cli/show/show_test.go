@@ -82,3 +82,24 @@ func TestBar(t *testing.T) {
 	require.Equal(t, "[########################] 100 % of 100 B", Bar(120, 100))
 	require.Equal(t, "5 B", Bar(5, 0))
 }
+
+// TestWrapRows checks that the last cell is broken between words, so that no line is longer than MaxWidth.
+func TestWrapRows(t *testing.T) {
+	var b strings.Builder
+	rows := [][]string{{"source", strings.Repeat("word ", 30)}, {"", "a\nb"}}
+	require.NoError(t, WrapRows(&b, Table, []string{"STAGE", "TEXT"}, rows))
+	five := strings.TrimSpace(strings.Repeat("word ", 14))
+	require.Equal(t, "STAGE   TEXT\nsource  "+five+"\n        "+five+"\n        word word\n-       a b\n", b.String())
+	b.Reset()
+	require.NoError(t, WrapRows(&b, Wide, []string{"STAGE", "TEXT"}, rows[:1]))
+	require.Len(t, strings.Split(b.String(), "\n"), 3)
+}
+
+// TestUsed checks that a unit that both amounts have is written once.
+func TestUsed(t *testing.T) {
+	for want, n := range map[string][2]uint64{
+		"1.5/64 GiB": {3 << 29, 64 << 30}, "512 MiB/7 GiB": {512 << 20, 7 << 30}, "0/7 GiB": {0, 7 << 30}, "0/0 B": {0, 0},
+	} {
+		require.Equal(t, want, Used(n[0], n[1]))
+	}
+}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/image"
@@ -149,17 +151,43 @@ func detachDiskCommand(s *session.Session) *cobra.Command {
 	var wait session.Waiting
 	c := &cobra.Command{
 		Use: "detach VM DISK", Short: "Detach a volume from a VM", Args: session.Exactly("VM", "DISK"),
-		Long: `Detach a volume from a VM. DISK is the ID of the disk in the VM, such as disk1. A guest that runs must release the
+		Long: `Detach a volume from a VM. DISK is the ID of the disk in the VM, such as disk1, or the
+name or ID of the volume. A guest that runs must release the
 device. The volume stays.`,
-		Example:           "  trivet vm disk list web\n  trivet vm disk detach web disk1",
+		Example:           "  trivet vm disk list web\n  trivet vm disk detach web disk1\n  trivet vm disk detach web data",
 		ValidArgsFunction: completeDevice(s, diskIDs),
 	}
 	wait.Add(c, true)
-	c.RunE = runDetach(s, diskLimit, &wait, func(ctx context.Context, t *target, id string) error {
-		_, err := t.client.DetachDisk(ctx, &vmv1.DetachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, DiskId: id})
-		return err
+	c.RunE = runDetach(s, diskLimit, &wait, diskIDs, func(ctx context.Context, conn *dial.Conn, t *target, disk string) (*vmv1.VirtualMachine, string, error) {
+		detach := func(id string) (*vmv1.VirtualMachine, string, error) {
+			vm, err := t.client.DetachDisk(ctx, &vmv1.DetachDiskRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, DiskId: id})
+			return vm, id, err
+		}
+		vm, id, err := detach(disk)
+		if status.Code(err) != codes.NotFound {
+			return vm, id, err
+		}
+		if byVolume := t.diskOfVolume(ctx, volume.NameOf(ctx, s, conn), disk); byVolume != "" {
+			return detach(byVolume)
+		}
+		return vm, id, err
 	})
 	return c
+}
+
+// diskOfVolume returns the ID of the VM's disk that is the volume with a name or ID. It returns "" if there is none. names
+// returns the name of a volume by its ID.
+func (t *target) diskOfVolume(ctx context.Context, names func(id string) string, nameOrID string) string {
+	vm, err := t.read(ctx)
+	if err != nil {
+		return ""
+	}
+	for _, d := range vm.GetSpec().GetDisks() {
+		if id := d.GetSource().GetVolumeId(); id != "" && (id == nameOrID || names(id) == nameOrID) {
+			return d.GetId()
+		}
+	}
+	return ""
 }
 
 func listDisksCommand(s *session.Session) *cobra.Command {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,9 +27,15 @@ type vmObject = *vmv1.VirtualMachine
 // listColumns returns the columns of a list of VMs. If tenants is true, the tenant of a VM is shown by default.
 func listColumns(ctx context.Context, s *session.Session, conn *dial.Conn, tenants bool) []list.Column[vmObject] {
 	tenant := list.Column[vmObject]{Name: "TENANT", Text: func(v vmObject) string { return v.GetOrgId() + "/" + v.GetProjectId() }, In: list.InWide}
+	vcpus := list.Number("VCPUS", func(v vmObject) uint32 { return v.GetSpec().GetCpu().GetVcpus() })
+	memory := list.Size("MEMORY", func(v vmObject) uint64 { return v.GetSpec().GetMemory().GetSizeMib() << 20 })
 	disk := list.Size("DISK", diskBytes)
+	age := list.Age("AGE", s.Now, vmObject.GetCreatedAt)
+	disk.In = list.InWide
 	if tenants {
-		tenant.In, disk.In = list.Everywhere, list.InWide
+		// The tenants take the place of these columns, so that a line has at most 80 characters.
+		tenant.In, vcpus.In, memory.In, age.In = list.Everywhere, list.InWide, list.InWide, list.OnDemand
+		tenant.Max = 20
 	}
 	hosts, images := node.NameOf(ctx, conn), image.NameOf(ctx, s, conn)
 	return []list.Column[vmObject]{
@@ -36,14 +43,14 @@ func listColumns(ctx context.Context, s *session.Session, conn *dial.Conn, tenan
 		{Name: "NAME", Text: vmObject.GetName},
 		{Name: "ID", Text: vmObject.GetId, In: list.InWide},
 		{Name: "STATE", Text: func(v vmObject) string { return state(v.GetState()) }},
-		list.Number("VCPUS", func(v vmObject) uint32 { return v.GetSpec().GetCpu().GetVcpus() }),
-		list.Size("MEMORY", func(v vmObject) uint64 { return v.GetSpec().GetMemory().GetSizeMib() << 20 }),
+		vcpus,
+		memory,
 		disk,
 		{Name: "ADDRESS", Text: firstAddress, In: list.InTable},
 		{Name: "ADDRESSES", Text: func(v vmObject) string { return strings.Join(v.GetStatus().GetIpAddresses(), ",") }, In: list.InWide},
 		{Name: "HOST", Text: func(v vmObject) string { return hosts(v.GetNodeId()) }, Max: 16},
 		{Name: "HOST ID", Text: vmObject.GetNodeId, In: list.InWide},
-		list.Age("AGE", s.Now, vmObject.GetCreatedAt),
+		age,
 		{Name: "IMAGE", Text: func(v vmObject) string { return images(imageID(v)) }, In: list.OnDemand},
 		{Name: "IMAGE ID", Text: imageID, In: list.InWide},
 		{Name: "LABELS", Text: func(v vmObject) string { return show.Pairs(v.GetLabels()) }, In: list.InWide},
@@ -123,10 +130,47 @@ func (o *scope) narrow(ctx context.Context, s *session.Session, conn *dial.Conn,
 	return nil
 }
 
+// hostTerm matches a comparison of the column HOST at the beginning of a text.
+var hostTerm = regexp.MustCompile(`^host\s*(!?=|:)\s*("[^"]*"|'[^']*'|[^\s()]+)`)
+
+// withHostIDs replaces comparisons of the column HOST in a filter, such as host = rack7, by comparisons of the field
+// node_id, because VMs have only the IDs of their hosts. It returns an error if there is no such host.
+func withHostIDs(ctx context.Context, conn *dial.Conn, filter string) (string, error) {
+	var out strings.Builder
+	for i := 0; i < len(filter); {
+		c := filter[i]
+		if end := strings.IndexByte(filter[i+1:], c); (c == '"' || c == '\'') && end >= 0 { // a text, which may contain such words
+			out.WriteString(filter[i : i+end+2])
+			i += end + 2
+			continue
+		}
+		m := hostTerm.FindStringSubmatch(filter[i:])
+		if m == nil || i > 0 && !strings.ContainsRune(" \t\n(-", rune(filter[i-1])) {
+			out.WriteByte(c)
+			i++
+			continue
+		}
+		name, id := strings.Trim(m[2], `"'`), ""
+		switch {
+		case strings.Contains(name, "*") || m[1] == ":":
+			return "", session.Usagef("--filter: %s: host is compared with = or != and the name or the ID of a host", m[0])
+		case name != "":
+			var err error
+			if id, err = node.Find(ctx, conn, name); err != nil {
+				return "", err
+			}
+		}
+		fmt.Fprintf(&out, "node_id %s %q", m[1], id)
+		i += len(m[0])
+	}
+	return out.String(), nil
+}
+
 // listed describes VMs for lists.
 func listed(s *session.Session, of *scope) *list.Kind[vmObject] {
 	return &list.Kind[vmObject]{
 		Filters: true,
+		Rewrite: withHostIDs,
 		Name:    vmObject.GetName,
 		Page: func(ctx context.Context, conn *dial.Conn, q list.Query) ([]vmObject, string, error) {
 			if of.all {
@@ -206,6 +250,9 @@ func watchList(ctx context.Context, s *session.Session, conn *dial.Conn, kind *l
 	}
 	filter, err := f.Filter()
 	if err != nil {
+		return err
+	}
+	if filter, err = withHostIDs(ctx, conn, filter); err != nil {
 		return err
 	}
 	filter = of.filter(filter)

@@ -179,10 +179,9 @@ func nicColumns(ctx context.Context, r *network.Resolver, vmID func() string) []
 		{Name: "NIC", Text: spec.GetId},
 		{Name: "NETWORK", Text: func(x spec) string { return r.VPCName(cmp.Or(port(x).GetVpcId(), x.GetNetworkId())) }, Max: 16},
 		{Name: "SUBNET", Text: func(x spec) string { return r.SubnetName(cmp.Or(port(x).GetSubnetId(), x.GetSubnetId())) }, Max: 16},
-		{Name: "ADDRESS", Text: func(x spec) string {
-			return strings.TrimSuffix(x.GetIpAddress()+", "+port(x).GetIpv6Address(), ", ")
-		}},
-		{Name: "MAC", Text: spec.GetMacAddress},
+		{Name: "ADDRESS", Text: func(x spec) string { return cmp.Or(x.GetIpAddress(), port(x).GetIpv6Address()) }},
+		{Name: "IPV6 ADDRESS", Text: func(x spec) string { return port(x).GetIpv6Address() }, In: list.InWide},
+		{Name: "MAC", Text: spec.GetMacAddress, In: list.InWide},
 		{Name: "MODEL", Text: func(x spec) string { return modelName(x.GetModel()) }},
 		{Name: "STATUS", Text: func(x spec) string { return network.PortStatus(port(x)) }},
 		{Name: "PORT ID", Text: spec.GetPortId, In: list.InWide},

@@ -116,9 +116,9 @@ deleted; one that was given with --port stays. A guest that runs must release th
 		ValidArgsFunction: completeDevice(s, nicIDs),
 	}
 	wait.Add(c, true)
-	c.RunE = runDetach(s, startLimit, &wait, func(ctx context.Context, t *target, id string) error {
-		_, err := t.client.DetachNic(ctx, &vmv1.DetachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, NicId: id})
-		return err
+	c.RunE = runDetach(s, startLimit, &wait, nicIDs, func(ctx context.Context, _ *dial.Conn, t *target, id string) (*vmv1.VirtualMachine, string, error) {
+		vm, err := t.client.DetachNic(ctx, &vmv1.DetachNicRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, NicId: id})
+		return vm, id, err
 	})
 	return c
 }

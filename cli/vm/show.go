@@ -39,7 +39,7 @@ func showCommand(s *session.Session) *cobra.Command {
 		return s.Print(d.GetVm(), []string{d.GetVm().GetName()}, func(w io.Writer) error {
 			// An older control plane has no GetMigration. Without it, the page has one line less.
 			m, _ := migration{operatorv1.NewOperatorServiceClient(conn), t}.get(ctx)
-			return printPage(w, s.Now(), d, migrationText(m), diskColumns(ctx, s, conn),
+			return printPage(w, s.Form, s.Now(), d, migrationText(m), diskColumns(ctx, s, conn),
 				nicColumns(ctx, network.NewResolver(ctx, s, conn), func() string { return t.id }))
 		})
 	})
@@ -48,7 +48,7 @@ func showCommand(s *session.Session) *cobra.Command {
 
 // printPage prints the page of `trivet vm show`. The parameter migration is the text about the VM's migration, or its
 // last one, and is empty if the VM was never migrated.
-func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, migration string,
+func printPage(w io.Writer, form show.Form, now time.Time, d *operatorv1.GetVmDetailsResponse, migration string,
 	disks []list.Column[*vmv1.DiskSpec], nics []list.Column[*vmv1.NetworkSpec]) error {
 	spec := d.GetVm().GetSpec()
 	if err := show.Fields(w, pageFields(now, d, migration)); err != nil {
@@ -70,7 +70,7 @@ func printPage(w io.Writer, now time.Time, d *operatorv1.GetVmDetailsResponse, m
 			return err
 		}
 	}
-	return printTransitions(w, now, d.GetTransitions())
+	return printTransitions(w, form, now, d.GetTransitions())
 }
 
 // pageFields returns the names and values at the top of the page.
@@ -184,7 +184,7 @@ func shorten(text string) string {
 }
 
 // printTransitions prints the last changes of the state of a VM, the newest last.
-func printTransitions(w io.Writer, now time.Time, all []*operatorv1.VmTransition) error {
+func printTransitions(w io.Writer, form show.Form, now time.Time, all []*operatorv1.VmTransition) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -199,5 +199,5 @@ func printTransitions(w io.Writer, now time.Time, all []*operatorv1.VmTransition
 		}
 		rows[i] = []string{show.When(t.GetTimestamp()), show.Age(now, t.GetTimestamp()), state(t.GetFrom()), state(t.GetTo()), why}
 	}
-	return show.Rows(w, []string{"TIME", "AGO", "FROM", "TO", "BECAUSE"}, rows)
+	return show.WrapRows(w, form, []string{"TIME", "AGO", "FROM", "TO", "BECAUSE"}, rows)
 }

@@ -134,14 +134,21 @@ var classes = &list.Kind[*storagev1.StorageClass]{
 			}
 			return c
 		}
+		rate := limit("MAX BYTES/S", class.GetMaxBytesPerSecond)
+		rate.Table = func(c class) string {
+			if c.GetMaxBytesPerSecond() == 0 {
+				return ""
+			}
+			return show.Bytes(c.GetMaxBytesPerSecond())
+		}
 		return []list.Column[class]{
 			{Name: "NAME", Text: class.GetName},
 			{Name: "DRIVER", Text: func(c class) string { return show.Enum("VOLUME_DRIVER_KIND", c.GetDriver()) }},
 			{Name: "POOL", Text: func(c class) string { return cmp.Or(c.GetRbd().GetPool(), c.GetPool()) }, Max: 16},
 			{Name: "DEFAULT", Text: func(c class) string { return yesNo[c.GetIsDefault()] }},
-			{Name: "ENCRYPTED", Text: func(c class) string { return yesNo[c.GetEncrypted()] }},
+			{Name: "ENCRYPTED", Text: func(c class) string { return yesNo[c.GetEncrypted()] }, In: list.InWide},
 			limit("MAX IOPS", class.GetMaxIops),
-			limit("MAX BYTES/S", class.GetMaxBytesPerSecond),
+			rate,
 			{Name: "DESCRIPTION", Text: class.GetDescription, In: list.InWide},
 		}
 	},

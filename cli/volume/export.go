@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,7 +39,8 @@ and deletes it at the end. With --since, it writes only the differences from an 
 Until the export is complete, the file is called FILE.part. If the export is interrupted, the same command continues it.
 
 A file of the format raw has the bytes of the disk, and parts that are zero are holes. A file of the format diff has
-the format "rbd diff v1" of Ceph; ` + "`trivet volume import`" + ` and the programs of Ceph read it.`,
+the format "rbd diff v1" of Ceph; ` + "`trivet volume import`" + ` and the programs of Ceph read it. Other formats, such as qcow2, are not
+written: ` + "`qemu-img convert`" + ` makes them from a raw file.`,
 		Example: `  trivet volume export data monday.diff --snapshot monday --format diff
   trivet volume export data tuesday.diff --snapshot tuesday --since monday
   trivet volume import copy monday.diff tuesday.diff`,
@@ -61,6 +65,10 @@ the format "rbd diff v1" of Ceph; ` + "`trivet volume import`" + ` and the progr
 			return session.Usagef("--since needs --format diff")
 		default:
 			e.state.Format = format
+		}
+		if suffix := strings.ToLower(filepath.Ext(e.path)); slices.Contains(otherFormats, suffix) && format == "" {
+			return session.Usagef("FILE %s: the export has the format %s, not %s: give a name with another ending, or --format", e.path,
+				e.state.Format, strings.TrimPrefix(suffix, "."))
 		}
 		if _, err := os.Lstat(e.path); err == nil {
 			return session.Errorf(codes.AlreadyExists, "give another name, or remove it", "%s exists", e.path)
@@ -90,6 +98,9 @@ const (
 	formatRaw  = "raw"
 	formatDiff = "diff"
 )
+
+// otherFormats lists the endings of the names of files with formats of disks that the command cannot write.
+var otherFormats = []string{".qcow2", ".qcow", ".vmdk", ".vdi", ".vhd", ".vhdx"}
 
 // export is one run of the command that exports a volume.
 type export struct {

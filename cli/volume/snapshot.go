@@ -256,7 +256,7 @@ func snapshotsIn(s *session.Session, volume *string, all *bool) *list.Kind[*stor
 		Name: (*storagev1.Snapshot).GetName,
 		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*storagev1.Snapshot] {
 			type snapshot = *storagev1.Snapshot
-			volumes := NameOf(ctx, s, conn)
+			volumes := nameIn(ctx, s, conn, *all)
 			return []list.Column[snapshot]{
 				list.Tenant[snapshot](*all),
 				{Name: "NAME", Text: snapshot.GetName},

@@ -190,20 +190,25 @@ func listedIn(s *session.Session, of *scope) *list.Kind[*vmv1.Volume] {
 		Name: (*vmv1.Volume).GetName,
 		Keep: func(v *vmv1.Volume) bool { return of.host == "" || v.GetAttachedToNode() == of.host },
 		Columns: func(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*vmv1.Volume] {
-			return append([]list.Column[*vmv1.Volume]{list.Tenant[*vmv1.Volume](of.all)}, columns(ctx, s, conn)...)
+			return append([]list.Column[*vmv1.Volume]{list.Tenant[*vmv1.Volume](of.all)}, columns(ctx, s, conn, of.all)...)
 		},
 	}
 }
 
-func columns(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*vmv1.Volume] {
+// columns returns the columns of a list of volumes. all is true for a list over all projects.
+func columns(ctx context.Context, s *session.Session, conn *dial.Conn, all bool) []list.Column[*vmv1.Volume] {
 	type volume = *vmv1.Volume
-	vms := lookup.NameOf(ctx, s, conn)
+	vms := lookup.NameIn(ctx, s, conn, all)
+	class := list.Column[volume]{Name: "CLASS", Text: volume.GetStorageClass, Max: 12}
+	if all { // the tenants take the place of the classes
+		class.In = list.InWide
+	}
 	return []list.Column[volume]{
 		{Name: "NAME", Text: volume.GetName},
 		{Name: "ID", Text: volume.GetId, In: list.InWide},
 		{Name: "STATUS", Text: status},
 		list.Size("SIZE", func(v volume) uint64 { return v.GetSizeGib() << 30 }),
-		{Name: "CLASS", Text: volume.GetStorageClass, Max: 12},
+		class,
 		{Name: "VM", Text: func(v volume) string { return vms(v.GetAttachedToVm()) }, Max: 20},
 		{Name: "VM ID", Text: volume.GetAttachedToVm, In: list.InWide},
 		list.Age("AGE", s.Now, volume.GetCreatedAt),
@@ -214,8 +219,13 @@ func columns(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Co
 
 // NameOf returns a function that returns the name of a volume of the project by its ID.
 func NameOf(ctx context.Context, s *session.Session, conn *dial.Conn) func(id string) string {
+	return nameIn(ctx, s, conn, false)
+}
+
+// nameIn is like NameOf. If all is true, the function returns the names of the volumes of all projects.
+func nameIn(ctx context.Context, s *session.Session, conn *dial.Conn, all bool) func(id string) string {
 	return session.NameOf(func() (map[string]string, error) {
-		volumes, err := listed(s).All(ctx, conn)
+		volumes, err := listedIn(s, &scope{all: all}).All(ctx, conn)
 		names := map[string]string{}
 		for _, v := range volumes {
 			names[v.GetId()] = v.GetName()

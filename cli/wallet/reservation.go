@@ -96,9 +96,18 @@ func printReservation(s *session.Session, r *creditv1.Reservation, err error) er
 		return err
 	}
 	return s.Print(r, []string{r.GetId()}, func(w io.Writer) error {
-		return show.Rows(w, []string{"ID", "STATUS", "AMOUNT", "CHARGED", "EXPIRES", "DESCRIPTION"}, [][]string{{
-			r.GetId(), show.Enum("RESERVATION_STATUS", r.GetStatus()), units(r.GetAmount()), units(r.GetCharged()), show.When(r.GetExpiresAt()), r.GetDescription(),
-		}})
+		expires := show.In(s.Now(), r.GetExpiresAt())
+		if s.Form == show.Wide {
+			expires = show.When(r.GetExpiresAt())
+		}
+		header := []string{"ID", "STATUS", "AMOUNT", "CHARGED", "EXPIRES", "DESCRIPTION"}
+		row := []string{
+			r.GetId(), show.Enum("RESERVATION_STATUS", r.GetStatus()), units(r.GetAmount()), units(r.GetCharged()), expires, r.GetDescription(),
+		}
+		if s.Form != show.Wide {
+			header, row = header[:5], row[:5]
+		}
+		return show.Rows(w, header, [][]string{row})
 	})
 }
 
@@ -138,10 +147,10 @@ func transactionColumns(_ context.Context, s *session.Session, _ *dial.Conn) []l
 		{Name: "TYPE", Text: func(x transaction) string { return typeName(x.GetType()) }},
 		list.Number("AMOUNT", transaction.GetAmount),
 		list.Number("BALANCE", transaction.GetBalanceAfter),
-		{Name: "USER", Text: transaction.GetCreatedBy, Max: 16},
+		{Name: "USER", Text: transaction.GetCreatedBy, In: list.InWide},
 		{Name: "RESERVATION", Text: transaction.GetReservationId, In: list.InWide},
 		{Name: "RESOURCE", Text: transaction.GetResourceId, In: list.InWide},
-		{Name: "DESCRIPTION", Text: transaction.GetDescription, Max: 20},
+		{Name: "DESCRIPTION", Text: transaction.GetDescription, Max: 27},
 	}
 }
 

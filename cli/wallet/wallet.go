@@ -79,14 +79,19 @@ func wallets(s *session.Session) *list.Kind[*creditv1.Wallet] {
 		Name: (*creditv1.Wallet).GetProjectId,
 		Columns: func(context.Context, *session.Session, *dial.Conn) []list.Column[*creditv1.Wallet] {
 			type wallet = *creditv1.Wallet
+			inWide := func(name string, amount func(wallet) int64) list.Column[wallet] {
+				c := list.Number(name, amount)
+				c.In = list.InWide
+				return c
+			}
 			return []list.Column[wallet]{
 				{Name: "PROJECT", Text: func(w wallet) string { return w.GetOrgId() + "/" + w.GetProjectId() }},
 				{Name: "STATUS", Text: func(w wallet) string { return show.Enum("WALLET_STATUS", w.GetStatus()) }},
 				list.Number("BALANCE", wallet.GetBalance),
 				list.Number("RESERVED", wallet.GetReserved),
 				list.Number("AVAILABLE", wallet.GetAvailable),
-				list.Number("DEPOSITED", wallet.GetTotalDeposited),
-				list.Number("CONSUMED", wallet.GetTotalConsumed),
+				inWide("DEPOSITED", wallet.GetTotalDeposited),
+				inWide("CONSUMED", wallet.GetTotalConsumed),
 				list.Time("CREATED", wallet.GetCreatedAt, list.InWide),
 			}
 		},

@@ -54,6 +54,24 @@ func Texts[T any](of func(T) []string) Field[T] {
 	}}
 }
 
+// Name returns a field whose values are names that valid knows, such as methods. of returns all names of a record, such as a
+// short one and a long one. The operators = and != accept only names that valid knows, or values with an asterisk, so that
+// a typing error is not a filter that matches nothing. name:value means that a name contains the value. example is
+// a valid name, for errors.
+func Name[T any](example string, valid func(string) bool, of func(T) []string) Field[T] {
+	kind := "a name such as " + example + ", with = or !=, or a part of one, with :"
+	return Field[T]{kind: kind, compile: func(op operator, value string) (Match[T], bool) {
+		match := pattern(value)
+		switch {
+		case op == has:
+			match = func(name string) bool { return strings.Contains(name, value) }
+		case op != equal && op != notEqual || !strings.Contains(value, "*") && !valid(value):
+			return nil, false
+		}
+		return func(r T) bool { return slices.ContainsFunc(of(r), match) == (op != notEqual) }, true
+	}}
+}
+
 // Word returns a field with one of the words in all, with the operators =, != and :, which is the same as =. Filters may
 // write a word in lower case, and with the prefix.
 func Word[T any](prefix string, all []string, of func(T) string) Field[T] {

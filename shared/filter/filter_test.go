@@ -23,6 +23,7 @@ var fields = map[string]Field[record]{
 	"state":  Word("STATE_", []string{"ON", "OFF"}, func(r record) string { return r.state }),
 	"size":   Number(map[string]float64{"K": 1000}, func(r record) float64 { return float64(r.size) }),
 	"at":     Time(func(r record) int64 { return r.at }),
+	"method": Name("Get", func(name string) bool { return name == "Get" || name == "Put" }, func(r record) []string { return []string{r.state, "Get"} }),
 	"labels": Pairs(func(r record) map[string]string { return r.labels }),
 }
 
@@ -31,6 +32,7 @@ func TestOperators(t *testing.T) {
 	for text, want := range map[string]bool{
 		`name = "web-1"`: true, `name = "web"`: false, `name = "web*"`: true, `name = "*-1"`: true, `name = "*b-*"`: true, `name != "w*"`: false,
 		`name = "*"`: true, `name < x`: true, `name > x`: false, `name >= "web-1"`: true, `name : eb`: true, `name : bo`: false, `name:*`: true,
+		`method = Get`: true, `method != Get`: false, `method = Put`: false, `method = "G*"`: true, `method : et`: true, `method : none`: false,
 		`tag = a`: true, `tag : bc`: true, `tag != a`: false, `tag = "b*"`: true, `tag = b`: false,
 		`state = on`: true, `state = STATE_ON`: true, `state : OFF`: false, `state != OFF`: true,
 		`size = 1500`: true, `size != 1500`: false, `size > 1`: true, `size < 1.5`: false, `size >= "1.5K"`: true, `size <= "2 K"`: true, `size < -1`: false,
@@ -76,7 +78,7 @@ func TestNamesWithDots(t *testing.T) {
 
 func TestErrorsNameTheField(t *testing.T) {
 	for text, want := range map[string]string{
-		`nome = "x"`:     "unknown field nome; one of at, labels.<key>, name, size, state, tag",
+		`nome = "x"`:     "unknown field nome; one of at, labels.<key>, method, name, size, state, tag",
 		`name.x = y`:     "unknown field name.x: name has no parts",
 		`labels = x`:     "name the key: labels.<key>",
 		`state = FLYING`: "state = FLYING: state is one of ON, OFF, with = or !=",

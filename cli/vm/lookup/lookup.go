@@ -81,8 +81,17 @@ func AllProjects(ctx context.Context, _ *session.Session, conn *dial.Conn, filte
 
 // NameOf returns a function that returns the name of a VM of the project by its ID.
 func NameOf(ctx context.Context, s *session.Session, conn *dial.Conn) func(id string) string {
+	return NameIn(ctx, s, conn, false)
+}
+
+// NameIn is like NameOf. If all is true, the function returns the names of the VMs of all projects.
+func NameIn(ctx context.Context, s *session.Session, conn *dial.Conn, all bool) func(id string) string {
 	return session.NameOf(func() (map[string]string, error) {
-		vms, _, err := All(ctx, s, conn, "", 0)
+		read := All
+		if all {
+			read = AllProjects
+		}
+		vms, _, err := read(ctx, s, conn, "", 0)
 		names := map[string]string{}
 		for _, vm := range vms {
 			names[vm.GetId()] = vm.GetName()

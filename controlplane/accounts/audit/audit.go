@@ -14,6 +14,10 @@
 //     is part of the field Target.
 //   - A read has no record, unless it was refused. A call that commits in several steps has one record per step, all
 //     with the same request ID.
+//   - The records of changes contain the name that the object had before the change, as "object=" at the beginning of
+//     Target: the object may be renamed or deleted later. It comes from the transaction, which has read the object's
+//     record. Records of refused and failed calls have only the ID, because the member that writes them has not
+//     necessarily read the object.
 //   - No record contains a password, a secret, a token or a body: only the call's IDs and names.
 //   - Records are stored for the duration Keep. Each record has a class, such as changes of VMs or refused calls. In
 //     each class the number of records of each org or principal is limited (see limits). At the limit, a new record
@@ -115,6 +119,10 @@ func Add(tx *store.Tx, c *cloud.Caller) {
 		return
 	}
 	r := Of(c)
+	if name := objectName(c.Method, r.Target, tx.NameOf); name != "" {
+		r.Target = "object=" + name + " " + r.Target
+		r.clean()
+	}
 	put(tx, &r)
 	tx.CountAudited()
 }

@@ -33,8 +33,19 @@ var filterFields = map[string]filter.Field[*cloud.VM]{
 	"ip_addresses": filter.Texts((*cloud.VM).Addresses),
 	"image_id":     filter.Texts(imageIDs),
 	"volume_id":    filter.Texts(volumeIDs),
-	"labels":       filter.Pairs(func(vm *cloud.VM) map[string]string { return vm.Labels }),
-	"metadata":     filter.Pairs(func(vm *cloud.VM) map[string]string { return vm.Metadata }),
+	// These are the columns of `trivet vm list`.
+	"tenant":    filter.Text(func(vm *cloud.VM) string { return string(vm.Org) + "/" + string(vm.Project) }),
+	"address":   filter.Texts((*cloud.VM).Addresses),
+	"addresses": filter.Texts((*cloud.VM).Addresses),
+	"host_id":   filter.Text(func(vm *cloud.VM) string { return string(vm.Node) }),
+	"creator":   filter.Text(func(vm *cloud.VM) string { return vm.CreatedBy }),
+	"error":     filter.Text(func(vm *cloud.VM) string { return vm.Status.LastError }),
+	"age":       filter.Time(func(vm *cloud.VM) int64 { return vm.CreatedAt }),
+	"created":   filter.Time(func(vm *cloud.VM) int64 { return vm.CreatedAt }),
+	"changed":   filter.Time(func(vm *cloud.VM) int64 { return vm.UpdatedAt }),
+
+	"labels":   filter.Pairs(func(vm *cloud.VM) map[string]string { return vm.Labels }),
+	"metadata": filter.Pairs(func(vm *cloud.VM) map[string]string { return vm.Metadata }),
 }
 
 func states() (all []string) {

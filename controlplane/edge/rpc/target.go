@@ -38,6 +38,8 @@ func target(req any) string {
 			}
 		case f.Kind() == protoreflect.StringKind && !f.IsList() && !f.IsMap() && names(name) && v.String() != "":
 			parts = append(parts, name+"="+v.String())
+		case f.Kind() == protoreflect.Uint64Kind && !f.IsList() && names(name): // the ID of a member
+			parts = append(parts, name+"="+v.String())
 		}
 		return true
 	})

@@ -9,6 +9,7 @@ import (
 
 	guestv1 "github.com/trivet-cloud/trivet/protos/guest/v1"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
+	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
@@ -29,6 +30,7 @@ func TestTarget(t *testing.T) {
 		{&guestv1.RunGuestCommandRequest{VmId: "c", Command: []string{"login", "secret"}, Stdin: []byte("secret")}, "vm_id=c"},
 		{&vmv1.GetVmRequest{OrgId: "a", ProjectId: "b", VmId: "c"}, "org_id=a project_id=b vm_id=c"},
 		{&vmv1.GetVmRequest{VmId: strings.Repeat("x", 300)}, "vm_id=" + strings.Repeat("x", 250) + "…"},
+		{&operatorv1.RemoveMemberRequest{Id: 4, Force: true}, "id=4"},
 		{nil, ""}, {7, ""},
 	} {
 		require.Equal(t, c.want, target(c.in))

@@ -208,7 +208,7 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, loc
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
 	tx := &Tx{
-		View: View{snap: snap, reads: &reads{seen: map[string]bool{}}, writes: map[string]write{}},
+		View: View{snap: snap, reads: &reads{seen: map[string]bool{}}, writes: map[string]write{}, names: names{}},
 		now:  max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime()),
 	}
 	if err := f(tx); err != nil {

@@ -23,6 +23,10 @@ func NewTable[T any](name string) Table[T] { return Table[T]{name} }
 
 const recordVersion = 1
 
+// Object is implemented by records of objects that users name, such as VMs. A transaction collects the names of those
+// that Get returns, for the audit record of the call: see Tx.NameOf.
+type Object interface{ IDAndName() (id, name string) }
+
 // lenient is the default CBOR decoder, except that it accepts strings that are not UTF-8, because the encoder accepts
 // them too.
 var lenient = func() cbor.DecMode {
@@ -79,7 +83,11 @@ func (t Table[T]) Get(r Reader, path ...string) (*T, error) {
 	if err != nil || value == nil {
 		return nil, err
 	}
-	return t.decode(key, value)
+	out, err := t.decode(key, value)
+	if o, ok := any(out).(Object); ok && err == nil {
+		r.view().names.add(o.IDAndName())
+	}
+	return out, err
 }
 
 // Has reports whether a record exists at path.

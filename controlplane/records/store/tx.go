@@ -20,6 +20,19 @@ type View struct {
 	// reads and writes belong to the Tx that contains this View; both are nil outside a transaction.
 	reads  *reads
 	writes map[string]write
+	// names belongs to the Tx that contains this View, and is nil outside a transaction.
+	names names
+}
+
+// names holds the names of the objects that a transaction has read, by their IDs.
+type names map[string]string
+
+// add adds a name, unless the object has one already: the first is the name before the transaction. It does nothing if
+// n is nil.
+func (n names) add(id, name string) {
+	if _, exists := n[id]; n != nil && !exists {
+		n[id] = name
+	}
 }
 
 type write struct {
@@ -134,7 +147,7 @@ func (tx *Tx) Now() cloud.Time { return tx.now }
 
 // Unguarded returns a View whose reads are not checked for conflicts at commit. Use it where an outdated read does no
 // harm, such as to choose which old records to remove.
-func (tx *Tx) Unguarded() *View { return &View{snap: tx.snap, writes: tx.writes} }
+func (tx *Tx) Unguarded() *View { return &View{snap: tx.snap, writes: tx.writes, names: tx.names} }
 
 // GuardedUnless returns tx itself. Tests can activate a deliberate fault (mutant) with the given name; GuardedUnless
 // then returns tx.Unguarded().
@@ -144,6 +157,10 @@ func (tx *Tx) GuardedUnless(name string) Reader {
 	}
 	return tx
 }
+
+// NameOf returns the name that the object with an ID had before the transaction. It returns "" if the transaction has not
+// read a record of the object with Table.Get.
+func (tx *Tx) NameOf(id string) string { return tx.names[id] }
 
 func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: value} }
 

@@ -4892,7 +4892,8 @@ type AuditRecord struct {
 	ProjectId string `protobuf:"bytes,6,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	// The gRPC method that was called, or that the REST route corresponds to.
 	Method string `protobuf:"bytes,7,opt,name=method,proto3" json:"method,omitempty"`
-	// What the call named, such as vm_id=... name=...; at most 256 bytes.
+	// What the call named, such as "vm_id=... name=...", at most 512 bytes. In the record of a change, it begins with
+	// "object=" and the name that the changed object had before, unless the request created the object.
 	Target string `protobuf:"bytes,8,opt,name=target,proto3" json:"target,omitempty"`
 	// OK, or the gRPC code of the refusal.
 	Outcome   string `protobuf:"bytes,9,opt,name=outcome,proto3" json:"outcome,omitempty"`

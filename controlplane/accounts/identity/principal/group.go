@@ -21,6 +21,9 @@ type Group struct {
 	CreatedBy string
 }
 
+// IDAndName returns the ID and the name, for the audit.
+func (g *Group) IDAndName() (id, name string) { return string(g.ID), g.Name }
+
 // GroupRef identifies a group.
 type GroupRef struct {
 	Org cloud.OrgID

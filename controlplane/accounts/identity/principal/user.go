@@ -85,6 +85,15 @@ type User struct {
 	Since cloud.Time
 }
 
+// IDAndName returns the ID and the name of a service account, for the audit. The ID of a user is chosen by people, and is
+// the name there.
+func (u *User) IDAndName() (id, name string) {
+	if u.Account == nil {
+		return string(u.ID), string(u.ID)
+	}
+	return string(u.ID), u.Name
+}
+
 // Users is the table of all principals: user/<id>.
 var Users = store.NewTable[User]("user")
 
