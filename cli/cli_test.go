@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,7 +56,7 @@ type stage struct {
 //	stop member=           makes a member refuse connections
 //	looks                  sets the statuses that the calls of GetImage return one after the other: a line each
 //	watch                  sets what the next stream of WatchVm sends: lines of prototext of an event, a status code
-//	                       that ends the stream, or WAIT
+//	                       that ends the stream, or WAIT; if the event has the ID of a VM, the next stream of that VM
 //	watchlist              sets what the next stream of WatchVms or WatchAllVms sends: lines of prototext of a change, a
 //	                       status code that ends the stream, or WAIT
 //	details                sets what GetVmDetails returns besides the VM: prototext
@@ -74,8 +75,9 @@ type stage struct {
 //	edit                   sets the text that the editor saves in the next `trivet`
 //	zeros name= size=      writes a file of that many zero bytes to the home directory
 //	file name=             prints a file in the home directory or, with input, writes it
-//	trivet [interrupt=]    runs `trivet` with the input as its arguments and prints its output; interrupts it when the
-//	                       output or the standard error contains the text of interrupt=
+//	trivet [interrupt=] [sorted]  runs `trivet` with the input as its arguments and prints its output; interrupts it when
+//	                       the output or the standard error contains the text of interrupt=; with sorted, the lines of
+//	                       the output are sorted, for a command that prints them in no fixed order
 //	calls                  prints the calls that the cloud has received since the last "calls"
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -230,7 +232,11 @@ func (s *stage) step(t *testing.T, d *datadriven.TestData) string {
 	case "trivet":
 		var until string
 		d.MaybeScanArgs(t, "interrupt", &until)
-		return s.trivet(t, d.Input, until)
+		out := s.trivet(t, d.Input, until)
+		if d.HasArg("sorted") {
+			out = strings.Join(slices.Sorted(strings.Lines(out)), "")
+		}
+		return out
 	case "calls":
 		s.cloud.mu.Lock()
 		defer s.cloud.mu.Unlock()

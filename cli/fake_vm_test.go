@@ -278,12 +278,14 @@ func (c *fakeCloud) followVM(id string, stream grpc.ServerStreamingServer[vmv1.V
 	return nil
 }
 
-// WatchVm sends the events of the next script or, if there is none, the VM.
+// WatchVm sends the events of the next script for the VM, or else of the next script or, if there is none, the VM.
 func (c *fakeCloud) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
 	c.mu.Lock()
 	var script []watched
 	if len(c.watches) > 0 {
-		script, c.watches = c.watches[0], c.watches[1:]
+		next := max(slices.IndexFunc(c.watches, func(w []watched) bool { return w[0].event.GetVmId() == in.GetVmId() }), 0)
+		script = c.watches[next]
+		c.watches = slices.Delete(c.watches, next, next+1)
 	}
 	c.mu.Unlock()
 	if script == nil {

@@ -51,6 +51,7 @@ var restRows = []row{
 	{name: "vm GET /api/v1/snapshots", path: "/api/v1/snapshots?org_id=$org&project_id=$project", allowed: "200"},
 	{name: "vm POST /api/v1/snapshots", path: "/api/v1/snapshots", body: webRequest(``), allowed: "400 INVALID_ARGUMENT"},
 	{name: "vm GET /api/v1/snapshots/{snapshot_id}", path: "/api/v1/snapshots/$no-volume?org_id=$org&project_id=$project", allowed: "404 NOT_FOUND"},
+	{name: "vm PATCH /api/v1/snapshots/{snapshot_id}", path: "/api/v1/snapshots/$no-volume", body: webRequest(`,"name":"s"`), allowed: "404 NOT_FOUND"},
 	{name: "vm DELETE /api/v1/snapshots/{snapshot_id}", path: "/api/v1/snapshots/$no-volume?org_id=$org&project_id=$project", allowed: "404 NOT_FOUND"},
 	{name: "vm POST /api/v1/snapshots/{snapshot_id}/volumes", path: "/api/v1/snapshots/$no-volume/volumes", body: webRequest(`,"name":"v"`), allowed: "404 NOT_FOUND"},
 	{name: "vm GET /api/v1/volumes/{volume_id}/snapshots", path: "/api/v1/volumes/$volume/snapshots?org_id=$org&project_id=$project", allowed: "200"},

@@ -88,6 +88,8 @@ func TestBadInput(t *testing.T) {
 		{"a program that the VM does not allow", "POST", "/api/v1/vms/" + own.ID + "/guest/exec", `{"command":["true"]}`, ada.Token, 422, "FAILED_PRECONDITION", "trivet/guest-exec=allowed"},
 		{"input of a program that is not base64", "POST", "/api/v1/vms/" + own.ID + "/guest/exec", `{"command":["true"],"stdin":"*"}`, ada.Token, 400, "INVALID_ARGUMENT", "stdin"},
 		{"a program in a guest of another project", "POST", "/api/v1/vms/" + own.ID + "/guest/exec", `{"command":["true"]}`, eve.Token, 404, "NOT_FOUND", own.ID},
+		{"a name of a snapshot with spaces", "PATCH", "/api/v1/snapshots/" + nowhere, `{"name":"a b"}`, ada.Token, 400, "INVALID_ARGUMENT", "name"},
+		{"the name of no snapshot", "PATCH", "/api/v1/snapshots/" + nowhere, `{"name":"daily"}`, ada.Token, 404, "NOT_FOUND", nowhere},
 		{"bad page token", "GET", "/api/v1/vms?page_token=AAAA", "", ada.Token, 400, "INVALID_ARGUMENT", "page_token"},
 		{"an ID that is not a UUID", "GET", "/api/v1/vms/1", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},
 		{"an id that is a path", "GET", "/api/v1/vms/..%2f..%2fetc", "", ada.Token, 400, "INVALID_ARGUMENT", "id"},

@@ -258,6 +258,45 @@ func TestQuotaAndClosedRecords(t *testing.T) {
 	}
 }
 
+// TestUpdateThroughEachMember changes display names and a service account through each of the members, of which two
+// forward the changes to the leader. A new secret of the account is accepted by every member, the old one by none.
+func TestUpdateThroughEachMember(t *testing.T) {
+	w := newWorld(t)
+	ctx := w.context(2 * time.Minute)
+	ada := w.tenant("ada", "acme", "shop", "project:admin")
+	made, err := w.dial(1, ada).Identity.CreateServiceAccount(ctx, &identityv1.CreateServiceAccountRequest{Name: "deploy", Roles: []string{"project:viewer"}})
+	require.NoError(t, err)
+	id, secret := made.GetAccount().GetId(), made.GetSecret()
+	for member := range w.trio.Members {
+		name := fmt.Sprintf("Name %d", member)
+		operator := w.dial(member, w.adminToken).Identity
+		org, err := operator.UpdateOrg(ctx, &identityv1.UpdateOrgRequest{Id: "acme", Name: &name})
+		require.NoError(t, err)
+		project, err := operator.UpdateProject(ctx, &identityv1.UpdateProjectRequest{Id: "shop", OrgId: "acme", Name: &name})
+		require.NoError(t, err)
+		user, err := operator.UpdateUser(ctx, &identityv1.UpdateUserRequest{UserId: "ada", Name: &name})
+		require.NoError(t, err)
+		require.Equal(t, []string{name, name, name}, []string{org.GetName(), project.GetName(), user.GetName()})
+
+		ends := time.Now().Add(time.Hour).UnixMilli()
+		changed, err := w.dial(member, ada).Identity.UpdateServiceAccount(ctx, &identityv1.UpdateServiceAccountRequest{
+			Id: "deploy@acme/shop", Roles: []string{"project:member"}, ExpiresAt: &ends, NewSecret: true,
+		})
+		require.NoError(t, err)
+		require.Equal(t, []any{id, ends, []string{"project:member"}},
+			[]any{changed.GetAccount().GetId(), changed.GetAccount().GetExpiresAt(), changed.GetAccount().GetRoles()})
+		old := secret
+		secret = changed.GetSecret()
+		for other := range w.trio.Members {
+			issuer := w.dial(other, "").Identity
+			_, err := issuer.IssueToken(ctx, &identityv1.IssueTokenRequest{Username: id, Password: secret})
+			require.NoError(t, err)
+			_, err = issuer.IssueToken(ctx, &identityv1.IssueTokenRequest{Username: id, Password: old})
+			require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
+		}
+	}
+}
+
 // TestRevocationBehindAPartition checks that a member which is partitioned from the others soon refuses every token
 // with UNAVAILABLE, because one may have been revoked. After the partition it must refuse the revoked token as such.
 func TestRevocationBehindAPartition(t *testing.T) {

@@ -20,7 +20,8 @@ import (
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "cluster", Short: "Show and change the members of the control plane, and back it up", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
-	status := &cobra.Command{Use: "status", Short: "Show the members and the raft groups, as one member sees them", Args: session.Exactly()}
+	status := &cobra.Command{Use: "status", Short: "Show the members and the raft groups, as one member sees them", Args: session.Exactly(),
+		SuggestFor: []string{"list", "ls", "member", "members", "show", "info"}}
 	status.RunE = s.Run(30*time.Second, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		st, err := operatorv1.NewOperatorServiceClient(conn).ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 		if err != nil {

@@ -69,7 +69,8 @@ type Options struct {
 	Connect, CreatePatience time.Duration
 }
 
-// Conn makes gRPC calls to one of several endpoints of a cluster, and fails over between them.
+// Conn makes gRPC calls to one of several endpoints of a cluster, and fails over between them. One goroutine at a time may
+// use it: see Clone.
 type Conn struct {
 	opts    Options
 	members []*member
@@ -121,6 +122,15 @@ func (c *Conn) Each() []*Conn {
 		all[i] = &Conn{opts: c.opts, members: []*member{{endpoint: m.endpoint}}}
 	}
 	return all
+}
+
+// Clone returns a Conn to the same endpoints with connections of its own, for another goroutine. The caller must close it.
+func (c *Conn) Clone() *Conn {
+	clone := &Conn{opts: c.opts, current: c.current}
+	for _, m := range c.members {
+		clone.members = append(clone.members, &member{endpoint: m.endpoint})
+	}
+	return clone
 }
 
 // Endpoint returns the endpoint that the last call used or, after a failure, that the next call tries first.

@@ -144,8 +144,9 @@ var policies = map[string]policy{
 	networkv1.NetworkService_UpdatePeering_FullMethodName:         repeatable,
 	networkv1.NetworkService_ExplainPath_FullMethodName:           repeatable,
 
-	// CreateServiceAccount is not retried, because its secret is returned only once. SetPassword is not retried,
-	// because a repetition would revoke tokens that were issued in between.
+	// CreateServiceAccount is not retried, because its secret is returned only once, and neither is UpdateServiceAccount,
+	// which can make a new secret. SetPassword is not retried, because a repetition would revoke tokens that were issued
+	// in between.
 	identityv1.IdentityService_CreateOrg_FullMethodName:     create,
 	identityv1.IdentityService_CreateProject_FullMethodName: create,
 	identityv1.IdentityService_CreateUser_FullMethodName:    create,
@@ -164,6 +165,11 @@ var policies = map[string]policy{
 	identityv1.IdentityService_ListInvitations_FullMethodName:     repeatable,
 	identityv1.IdentityService_AcceptInvitation_FullMethodName:    repeatable,
 	identityv1.IdentityService_ListServiceAccounts_FullMethodName: repeatable,
+	identityv1.IdentityService_GetServiceAccount_FullMethodName:   repeatable,
+	identityv1.IdentityService_UpdateUser_FullMethodName:          repeatable,
+	identityv1.IdentityService_UpdateGroup_FullMethodName:         repeatable,
+	identityv1.IdentityService_UpdateOrg_FullMethodName:           repeatable,
+	identityv1.IdentityService_UpdateProject_FullMethodName:       repeatable,
 	identityv1.IdentityService_GetOrg_FullMethodName:              repeatable,
 	identityv1.IdentityService_ListOrgs_FullMethodName:            repeatable,
 	identityv1.IdentityService_GetProject_FullMethodName:          repeatable,

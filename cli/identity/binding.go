@@ -99,7 +99,7 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 		changeBindingCommand(s, users, "delete", "Remove a role from a user or a group, or withdraw the invitation", func(ctx context.Context, c identityv1.IdentityServiceClient, from *identityv1.Grant) (string, error) {
 			return removeBinding(ctx, c, from)
 		}),
-		listBindingsCommand(s, users))
+		listBindingsCommand(s, users), showBindingCommand(s, users))
 	return c
 }
 
@@ -107,30 +107,15 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 // function do makes the API call. It returns the sentence that is printed.
 func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
 	do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Grant) (sentence string, err error)) *cobra.Command {
-	var user, group, role string
-	c := &cobra.Command{
-		Use: verb, Short: short, Args: session.Exactly(),
-		Long:    short + ". The org and project are those of --org and --project, or else the login's.",
-		Example: "  trivet binding " + verb + " --user ada --role project:member --org acme --project web\n  trivet binding " + verb + " --user bob --role org:admin --org acme",
-	}
-	c.Flags().StringVar(&user, "user", "", "ID of the user")
-	c.Flags().StringVar(&group, "group", "", "ID of a group of the org, instead of --user")
-	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
-	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
-	_ = c.RegisterFlagCompletionFunc("user", users)
-	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
-	_ = c.RegisterFlagCompletionFunc("group", groupNames(s))
-	session.Require(c, "role")
-	session.RequireOne(c, "user", "group")
-	session.Exclusive(c, "user", "group")
+	var f bindingFlags
+	c := f.command(s, users, verb, short, "")
 	session.Old(c, map[string]string{"create": "add", "delete": "remove"}[verb])
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
-		b, err := bindingFromFlags(ctx, s, client, role)
+		g, err := f.grant(ctx, s, client)
 		if err != nil {
 			return err
 		}
-		g := &identityv1.Grant{UserId: user, GroupId: group, Binding: b}
 		sentence, err := do(ctx, client, g)
 		if err != nil {
 			return err
@@ -143,16 +128,107 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	return c
 }
 
-// removeBinding removes a role, or an invitation to it, and returns the sentence that says so. UnbindRole succeeds also
-// if there is neither, so the roles are listed before. A caller who removes an own role may not list them.
-func removeBinding(ctx context.Context, c identityv1.IdentityServiceClient, from *identityv1.Grant) (string, error) {
-	b := from.GetBinding()
-	grants, _, listErr := session.Pages(0, func(token string) ([]*identityv1.Grant, string, error) {
+// bindingFlags holds the flags that name a binding: a role, and the user or the group that has it. The org and the project
+// are those of the global flags.
+type bindingFlags struct{ user, group, role string }
+
+// command returns the command `trivet binding VERB` with the flags. The text more is added to its description.
+func (f *bindingFlags) command(s *session.Session, users cobra.CompletionFunc, verb, short, more string) *cobra.Command {
+	c := &cobra.Command{
+		Use: verb, Short: short, Args: session.Exactly(),
+		Long:    short + ". The org and project are those of --org and --project, or else the login's." + more,
+		Example: "  trivet binding " + verb + " --user ada --role project:member --org acme --project web\n  trivet binding " + verb + " --user bob --role org:admin --org acme",
+	}
+	c.Flags().StringVar(&f.user, "user", "", "ID of the user")
+	c.Flags().StringVar(&f.group, "group", "", "ID of a group of the org, instead of --user")
+	c.Flags().StringVar(&f.role, "role", "", "one of "+strings.Join(roleNames(), ", "))
+	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
+	_ = c.RegisterFlagCompletionFunc("user", users)
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("group", groupNames(s))
+	session.Require(c, "role")
+	session.RequireOne(c, "user", "group")
+	session.Exclusive(c, "user", "group")
+	return c
+}
+
+// grant returns the binding that the flags name, as a Grant that is not pending.
+func (f *bindingFlags) grant(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient) (*identityv1.Grant, error) {
+	b, err := bindingFromFlags(ctx, s, client, f.role)
+	return &identityv1.Grant{UserId: f.user, GroupId: f.group, Binding: b}, err
+}
+
+func showBindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
+	var f bindingFlags
+	c := f.command(s, users, "show", "Show whether a user or a group has a role", `
+The command fails with exit code 3 if the user or the group does not have the role. A role that a user has by a group is
+one of the group: "trivet user show" lists the groups of a user.`)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
+		client := identityv1.NewIdentityServiceClient(conn)
+		wanted, err := f.grant(ctx, s, client)
+		if err != nil {
+			return err
+		}
+		all, err := grantsOf(ctx, client, wanted.GetBinding())
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(all, func(g *identityv1.Grant) bool { return sameGrant(g, wanted) })
+		if i < 0 {
+			return errNoGrant(wanted)
+		}
+		return s.Print(all[i], []string{grantee(all[i])}, func(w io.Writer) error { return show.Fields(w, grantFields(s, all[i])) })
+	})
+	return c
+}
+
+func grantFields(s *session.Session, g *identityv1.Grant) [][2]string {
+	holder := [2]string{"User", grantee(g)}
+	if g.GetGroupId() != "" {
+		holder = [2]string{"Group", g.GetGroupId()}
+	}
+	b := g.GetBinding()
+	f := [][2]string{holder, {"Role", b.GetRole()}, {"Org", b.GetOrgId()}, {"Project", b.GetProjectId()}, {"State", grantState(g)}}
+	if g.GetPending() {
+		f = append(f, [2]string{"Expires", show.When(g.GetExpiresAt()) + " (" + show.In(s.Now(), g.GetExpiresAt()) + ")"})
+	}
+	return f
+}
+
+func grantState(g *identityv1.Grant) string {
+	if g.GetPending() {
+		return "INVITED"
+	}
+	return "ACTIVE"
+}
+
+// grantsOf returns all roles in the org and the project of the binding b, and the open invitations to them.
+func grantsOf(ctx context.Context, c identityv1.IdentityServiceClient, b *identityv1.Binding) ([]*identityv1.Grant, error) {
+	grants, _, err := session.Pages(0, func(token string) ([]*identityv1.Grant, string, error) {
 		page, err := c.ListBindings(ctx, &identityv1.ListBindingsRequest{
 			OrgId: b.GetOrgId(), ProjectId: b.GetProjectId(), PageSize: session.PageSize, PageToken: token,
 		})
 		return page.GetGrants(), page.GetNextPageToken(), err
 	})
+	return grants, err
+}
+
+// sameGrant reports whether the listed grant g is the one that the user has named: the same role of the same group, user or
+// service account.
+func sameGrant(g, named *identityv1.Grant) bool {
+	who := g.GetUserId() == named.GetUserId() || named.GetUserId() != "" && g.GetUsername() == named.GetUserId()
+	return who && g.GetGroupId() == named.GetGroupId() && proto.Equal(g.GetBinding(), named.GetBinding())
+}
+
+func errNoGrant(named *identityv1.Grant) error {
+	return session.NotFound("`trivet binding list` shows who has which role", "%s does not have %s", grantee(named), bindingText(named.GetBinding()))
+}
+
+// removeBinding removes a role, or an invitation to it, and returns the sentence that says so. UnbindRole succeeds also
+// if there is neither, so the roles are listed before. A caller who removes an own role may not list them.
+func removeBinding(ctx context.Context, c identityv1.IdentityServiceClient, from *identityv1.Grant) (string, error) {
+	b := from.GetBinding()
+	grants, listErr := grantsOf(ctx, c, b)
 	if listErr != nil && status.Code(listErr) != codes.PermissionDenied {
 		return "", listErr
 	}
@@ -160,10 +236,8 @@ func removeBinding(ctx context.Context, c identityv1.IdentityServiceClient, from
 	if err != nil {
 		return "", err
 	}
-	if listErr == nil && !slices.ContainsFunc(grants, func(g *identityv1.Grant) bool {
-		return g.GetUserId() == from.GetUserId() && g.GetGroupId() == from.GetGroupId() && proto.Equal(g.GetBinding(), b)
-	}) {
-		return "", session.NotFound("`trivet binding list` shows who has which role", "%s does not have %s", grantee(from), bindingText(b))
+	if listErr == nil && !slices.ContainsFunc(grants, func(g *identityv1.Grant) bool { return sameGrant(g, from) }) {
+		return "", errNoGrant(from)
 	}
 	return "removed " + bindingText(b) + " from " + grantee(from), nil
 }
@@ -224,12 +298,7 @@ func grantColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Co
 		{Name: "ROLE", Text: func(g grant) string { return g.GetBinding().GetRole() }},
 		{Name: "ORG", Text: func(g grant) string { return g.GetBinding().GetOrgId() }},
 		{Name: "PROJECT", Text: func(g grant) string { return g.GetBinding().GetProjectId() }},
-		{Name: "STATE", Text: func(g grant) string {
-			if g.GetPending() {
-				return "INVITED"
-			}
-			return "ACTIVE"
-		}},
+		{Name: "STATE", Text: grantState},
 		list.Time("EXPIRES", grant.GetExpiresAt, list.InWide),
 	}
 }

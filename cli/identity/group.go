@@ -26,7 +26,7 @@ of the login.`,
 			"  trivet binding create --group devs --role project:member --org acme --project web",
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createGroupCommand(s), listGroupsCommand(s), showGroupCommand(s), deleteGroupCommand(s),
+	c.AddCommand(createGroupCommand(s), listGroupsCommand(s), showGroupCommand(s), updateGroupCommand(s), deleteGroupCommand(s),
 		membersCommand(s, users, "add", "Add users to a group", "is in group", func(ctx context.Context, c identityv1.IdentityServiceClient, org, group, user string) error {
 			_, err := c.AddGroupMember(ctx, &identityv1.AddGroupMemberRequest{OrgId: org, GroupId: group, UserId: user})
 			return err
@@ -152,6 +152,24 @@ func groupDocument(g *identityv1.Group, members []string) show.Object {
 		ids[i] = id
 	}
 	return append(show.Document(g), show.Member{Key: "members", Value: ids})
+}
+
+func updateGroupCommand(s *session.Session) *cobra.Command {
+	var name string
+	c := groupArgCommand(s, "update GROUP", "Change the display name of a group")
+	c.Long = `Change the display name of a group. Its ID cannot be changed, because its members refer to it. "trivet group add" and
+"trivet group remove" change the members, and "trivet binding" the roles.`
+	c.Example = "  trivet group update devs --org acme --name Developers"
+	displayNameFlag(c, &name, displayNameOrID)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		org, _ := s.Tenant()
+		g, err := identityv1.NewIdentityServiceClient(conn).UpdateGroup(ctx, &identityv1.UpdateGroupRequest{OrgId: org, Id: args[0], Name: &name})
+		if err != nil {
+			return err
+		}
+		return groups(s).PrintOne(ctx, s, conn, g)
+	})
+	return c
 }
 
 func deleteGroupCommand(s *session.Session) *cobra.Command {

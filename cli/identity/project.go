@@ -2,28 +2,30 @@ package identity
 
 import (
 	"context"
+	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
 // projectCommand returns the command `trivet project`.
 func projectCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "project", Short: "Create, list and delete projects", Args: cobra.NoArgs,
-		Long: `Create, list and delete projects. A project belongs to an org and contains VMs, images and a wallet, which other
-projects cannot see. Creating and deleting a project requires the role system:admin, or org:admin in its org.`,
+		Use: "project", Short: "Create, list, update and delete projects", Args: cobra.NoArgs,
+		Long: `Create, list, update and delete projects. A project belongs to an org and contains VMs, images and a wallet, which
+other projects cannot see. Changing projects requires the role system:admin, or org:admin in the org.`,
 		Example: "  trivet project create web --org acme --vcpus 16 --memory 64GiB\n  trivet login --user ada --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	all := projectList(s)
 	c.AddCommand(createProjectCommand(s), all.Command(s, &cobra.Command{
 		Use: "list", Short: "List the projects that you have a role in", Long: "List the projects that you have a role in; with --org only the projects of that org.",
-	}, callTimeout), showProjectCommand(s), deleteProjectCommand(s))
+	}, callTimeout), showProjectCommand(s), updateProjectCommand(s), deleteProjectCommand(s))
 	return c
 }
 
@@ -84,11 +86,46 @@ system:admin.`,
 }
 
 func showProjectCommand(s *session.Session) *cobra.Command {
-	c := projectArgCommand(s, "show PROJECT", "Show a project")
+	c := projectArgCommand(s, "show PROJECT", "Show a project with its usage and quota")
+	c.Long = `Show a project. Of its resources it shows those that are used or limited. "trivet quota show --project PROJECT" shows
+all of them, and the quota of the org.`
 	session.Many(c)
 	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
-		p, err := identityv1.NewIdentityServiceClient(conn).GetProject(ctx, &identityv1.GetProjectRequest{Id: id})
+		client := identityv1.NewIdentityServiceClient(conn)
+		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: id})
 		if err != nil {
+			return err
+		}
+		if s.Form == show.CSV { // a table of one row, as of a list
+			return projectList(s).PrintOne(ctx, s, conn, p)
+		}
+		quota, err := readableQuota(ctx, client, &identityv1.GetQuotaRequest{OrgId: p.GetOrgId(), ProjectId: id})
+		if err != nil {
+			return err
+		}
+		return s.PrintValue(withQuota(p, quota), []string{id}, func(w io.Writer) error {
+			f := [][2]string{{"ID", p.GetId()}, {"Org", p.GetOrgId()}, {"Name", p.GetName()}, {"Created", created(s, p.GetCreatedAt())}}
+			return show.Fields(w, append(f, quotaFields(quota, projectQuota)...))
+		})
+	})
+	return c
+}
+
+func updateProjectCommand(s *session.Session) *cobra.Command {
+	var name string
+	c := projectArgCommand(s, "update PROJECT", "Change the display name of a project")
+	c.Long = `Change the display name of a project. Its ID cannot be changed, because roles, tokens and wallets refer to it, and a
+project cannot move to another org. "trivet quota update --project PROJECT" changes the quota.`
+	c.Example = "  trivet project update web --name \"Web shop\""
+	displayNameFlag(c, &name, displayNameOrID)
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		client := identityv1.NewIdentityServiceClient(conn)
+		// Read the project's org: a caller with the role org:admin must name the org in the request.
+		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
+		if err != nil {
+			return err
+		}
+		if p, err = client.UpdateProject(ctx, &identityv1.UpdateProjectRequest{Id: p.GetId(), OrgId: p.GetOrgId(), Name: &name}); err != nil {
 			return err
 		}
 		return projectList(s).PrintOne(ctx, s, conn, p)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/trivet-cloud/trivet/cli/session"
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
@@ -75,6 +76,18 @@ func withoutDefaults(of []quotaResource) []quotaResource {
 		all[i].byDefault = 0
 	}
 	return all
+}
+
+// title returns the name of the resource as the name of a field, such as "Image storage".
+func (r *quotaResource) title() string {
+	switch r.name {
+	case "vcpus":
+		return "vCPUs"
+	case "vms", "vpcs":
+		return strings.ToUpper(r.name[:len(r.name)-1]) + "s"
+	}
+	text := strings.ReplaceAll(strings.ReplaceAll(r.name, "-", " "), " ips", " IPs")
+	return strings.ToUpper(text[:1]) + text[1:]
 }
 
 // absent is the word on the command line for a limit that is not set.

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-cloud/trivet/cli/account"
-
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
@@ -21,17 +21,18 @@ import (
 // serviceAccountCommand returns the command `trivet service-account`.
 func serviceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
-		Use: "service-account", Aliases: []string{"sa"}, Short: "Create, list and delete service accounts for programs", Args: cobra.NoArgs,
-		Long: `Create, list and delete service accounts. A program uses the name and secret of a service account instead of a
+		Use: "service-account", Aliases: []string{"sa"}, Short: "Create, list, update and delete service accounts for programs", Args: cobra.NoArgs,
+		Long: `Create, list, update and delete service accounts. A program uses the name and secret of a service account instead of a
 person's password. A service account belongs to one project, that of --project or of the token, and can only have
-roles that its creator has there. NAME@ORG/PROJECT names it wherever a user ID is wanted. Creating and deleting one
-requires the role project:admin or org:admin.`,
+roles that its creator has there. NAME@ORG/PROJECT names it wherever a user ID is wanted. These commands require the
+role project:admin or org:admin.`,
 		Example: `  trivet service-account create ci --role project:member --secret-file ci.secret
   trivet token issue --user ci@acme/web --password-file ci.secret --file ci.token`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	all := serviceAccounts(s)
-	c.AddCommand(createServiceAccountCommand(s), all.Command(s, &cobra.Command{Use: "list", Short: "List the project's service accounts"}, callTimeout), deleteServiceAccountCommand(s))
+	c.AddCommand(createServiceAccountCommand(s), all.Command(s, &cobra.Command{Use: "list", Short: "List the project's service accounts"}, callTimeout),
+		showServiceAccountCommand(s), updateServiceAccountCommand(s), deleteServiceAccountCommand(s))
 	return c
 }
 
@@ -118,13 +119,17 @@ password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 	return c
 }
 
-func printServiceAccount(s *session.Session, made *identityv1.CreateServiceAccountResponse) error {
+// accountWithSecret is the response of a call that makes a secret of a service account.
+type accountWithSecret interface {
+	proto.Message
+	GetAccount() *identityv1.ServiceAccount
+	GetSecret() string
+}
+
+func printServiceAccount(s *session.Session, made accountWithSecret) error {
 	a := made.GetAccount()
 	return s.Print(made, []string{a.GetUsername()}, func(w io.Writer) error {
-		f := [][2]string{
-			{"ID", a.GetId()}, {"Name", a.GetName()}, {"User name", a.GetUsername()}, {"Project", a.GetOrgId() + "/" + a.GetProjectId()},
-			{"Roles", strings.Join(a.GetRoles(), ", ")}, {"Expires", show.When(a.GetExpiresAt())},
-		}
+		f := serviceAccountFields(a)
 		if made.GetSecret() != "" {
 			f = append(f, [2]string{"Secret", made.GetSecret()})
 		}
@@ -132,9 +137,130 @@ func printServiceAccount(s *session.Session, made *identityv1.CreateServiceAccou
 	})
 }
 
-func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{
-		Use: "delete NAME|ID", Short: "Delete a service account and revoke its tokens", Args: session.Exactly("NAME|ID"),
+func serviceAccountFields(a *identityv1.ServiceAccount) [][2]string {
+	return [][2]string{
+		{"ID", a.GetId()}, {"Name", a.GetName()}, {"User name", a.GetUsername()}, {"Project", a.GetOrgId() + "/" + a.GetProjectId()},
+		{"Roles", strings.Join(a.GetRoles(), ", ")}, {"Expires", show.When(a.GetExpiresAt())},
+	}
+}
+
+func showServiceAccountCommand(s *session.Session) *cobra.Command {
+	c := serviceAccountArgCommand(s, "show NAME|ID", "Show a service account")
+	c.Long = `Show a service account of the project. Its secret is shown only when it is made: "trivet service-account update
+--new-secret" replaces it.`
+	session.Many(c)
+	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
+		id, err := findServiceAccount(ctx, s, conn, name)
+		if err != nil {
+			return err
+		}
+		req := &identityv1.GetServiceAccountRequest{Id: id}
+		req.OrgId, req.ProjectId = s.Tenant()
+		a, err := identityv1.NewIdentityServiceClient(conn).GetServiceAccount(ctx, req)
+		if err != nil {
+			return err
+		}
+		return s.Print(a, []string{a.GetUsername()}, func(w io.Writer) error {
+			return show.Fields(w, append(serviceAccountFields(a), [2]string{"Created", created(s, a.GetCreatedAt())}, [2]string{"Created by", a.GetCreatedBy()}))
+		})
+	})
+	return c
+}
+
+func updateServiceAccountCommand(s *session.Session) *cobra.Command {
+	var roles []string
+	var ttl time.Duration
+	var never, fresh bool
+	var file string
+	c := serviceAccountArgCommand(s, "update NAME|ID", "Change the roles, the end or the secret of a service account")
+	c.Long = `Change the roles, the end or the secret of a service account. --role replaces all roles of the account; tokens in use
+have the new ones at once. --new-secret replaces the secret and ends the tokens that were issued with the old one. The
+new secret is printed, or written to a new file that only you can read; it cannot be shown again. The name cannot be
+changed, because it is part of the name that the account logs in with.`
+	c.Example = `  trivet service-account update ci --role project:viewer --ttl 720h
+  trivet service-account update ci --new-secret --secret-file ci.secret`
+	c.Flags().StringArrayVar(&roles, "role", nil, "a role in the project that replaces the present ones, repeatable: "+strings.Join(projectRoleNames(), ", "))
+	c.Flags().DurationVar(&ttl, "ttl", 0, "time from now until the account ends")
+	c.Flags().BoolVar(&never, "no-expiry", false, "the account does not end until it is deleted")
+	c.Flags().BoolVar(&fresh, "new-secret", false, "replace the secret, and end the tokens that were issued with the old one")
+	c.Flags().StringVar(&file, "secret-file", "", "write the new secret to this new file, mode 0600, instead of standard output")
+	// Errors are ignored: these functions fail only if the flag does not exist or already has a completion.
+	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(projectRoleNames(), cobra.ShellCompDirectiveNoFileComp))
+	_ = c.MarkFlagFilename("secret-file")
+	session.RequireOne(c, "role", "ttl", "no-expiry", "new-secret")
+	session.Exclusive(c, "ttl", "no-expiry")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		switch {
+		case file != "" && !fresh:
+			return session.Usagef("--secret-file is for --new-secret")
+		case s.Form == show.Name && fresh && file == "":
+			return session.Usagef("-o name does not show the secret: give --secret-file")
+		}
+		req := &identityv1.UpdateServiceAccountRequest{Roles: roles, NewSecret: fresh}
+		if ttl > 0 || never {
+			ends := int64(0)
+			if ttl > 0 {
+				ends = s.Now().Add(ttl).UnixMilli()
+			}
+			req.ExpiresAt = &ends
+		}
+		var err error
+		if req.Id, err = findServiceAccount(ctx, s, conn, args[0]); err != nil {
+			return err
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		return updateServiceAccount(ctx, s, conn, req, file)
+	})
+	return c
+}
+
+// updateServiceAccount makes the call, and prints the account. It writes the new secret to a new file, or prints it if file
+// is empty.
+func updateServiceAccount(ctx context.Context, s *session.Session, conn *dial.Conn, req *identityv1.UpdateServiceAccountRequest, file string) error {
+	var out *account.SecretFile
+	if file != "" {
+		var err error
+		if out, err = account.NewSecretFile(file); err != nil {
+			return fmt.Errorf("--secret-file: %w", err)
+		}
+	}
+	changed, err := identityv1.NewIdentityServiceClient(conn).UpdateServiceAccount(ctx, req)
+	switch {
+	case err != nil && out != nil:
+		_ = out.Remove() // there is no secret to write
+		return err
+	case err != nil:
+		return err
+	case out != nil:
+		if err := out.Write(account.Secret(changed.GetSecret())); err != nil {
+			return fmt.Errorf("--secret-file: the secret of %s was replaced, but the new one is lost: replace it again: %w", changed.GetAccount().GetUsername(), err)
+		}
+		changed.Secret = ""
+	case req.GetNewSecret():
+		s.Note("the secret cannot be shown again")
+	}
+	return printServiceAccount(s, changed)
+}
+
+// findServiceAccount returns the ID of the service account of the project with a name, an ID or a user name.
+func findServiceAccount(ctx context.Context, s *session.Session, conn *dial.Conn, name string) (string, error) {
+	all, err := serviceAccounts(s).All(ctx, conn)
+	if err != nil {
+		return "", err
+	}
+	var matches []session.Match
+	for _, a := range all {
+		if a.GetId() == name || a.GetName() == name || a.GetUsername() == name {
+			matches = append(matches, session.Match{ID: a.GetId(), About: a.GetName() + " of " + a.GetOrgId() + "/" + a.GetProjectId()})
+		}
+	}
+	return session.One("service-account", s.Scope(), name, matches)
+}
+
+// serviceAccountArgCommand returns a command with the single argument NAME|ID, and shell completion for it.
+func serviceAccountArgCommand(s *session.Session, use, short string) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Args: session.Exactly("NAME|ID"),
 		ValidArgsFunction: session.FirstArg(s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
 			all, err := serviceAccounts(s).All(ctx, conn)
 			for _, a := range all {
@@ -143,19 +269,13 @@ func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
 			return names, err
 		})),
 	}
+}
+
+func deleteServiceAccountCommand(s *session.Session) *cobra.Command {
+	c := serviceAccountArgCommand(s, "delete NAME|ID", "Delete a service account and revoke its tokens")
 	session.Many(c)
 	c.RunE = s.RunEach(callTimeout, func(ctx context.Context, conn *dial.Conn, name string) error {
-		all, err := serviceAccounts(s).All(ctx, conn)
-		if err != nil {
-			return err
-		}
-		var matches []session.Match
-		for _, a := range all {
-			if a.GetId() == name || a.GetName() == name || a.GetUsername() == name {
-				matches = append(matches, session.Match{ID: a.GetId(), About: a.GetName() + " of " + a.GetOrgId() + "/" + a.GetProjectId()})
-			}
-		}
-		id, err := session.One("service-account", s.Scope(), name, matches)
+		id, err := findServiceAccount(ctx, s, conn, name)
 		if err != nil {
 			return err
 		}

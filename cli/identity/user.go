@@ -24,7 +24,7 @@ system:admin, except that every user can change their own password.`,
 		Example: "  trivet user create ada --name \"Ada Lovelace\"\n  trivet user password ada\n  trivet binding create --user ada --role project:member --org acme --project web",
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout), showUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),
+	c.AddCommand(createUserCommand(s), users.Command(s, &cobra.Command{Use: "list", Short: "List the users"}, callTimeout), showUserCommand(s), updateUserCommand(s), deleteUserCommand(s), setPasswordCommand(s),
 		changeUserCommand(s, "disable", "Revoke a user's tokens and issue no new ones", func(ctx context.Context, c identityv1.IdentityServiceClient, id string) (*identityv1.User, error) {
 			return c.DisableUser(ctx, &identityv1.DisableUserRequest{UserId: id})
 		}),
@@ -94,6 +94,21 @@ func showUserCommand(s *session.Session) *cobra.Command {
 			return err
 		}
 		return s.Print(u, []string{u.GetId()}, func(w io.Writer) error { return show.Fields(w, userFields(u)) })
+	})
+	return c
+}
+
+func updateUserCommand(s *session.Session) *cobra.Command {
+	var name string
+	c := userArgCommand(s, "update USER", "Change the display name of a user")
+	c.Long = `Change the display name of a user. The ID cannot be changed, because the user logs in with it, and roles, groups and
+tokens refer to it. The other commands of ` + "`trivet user`" + ` change the credentials of a user, and ` + "`trivet binding`" + ` the
+roles.`
+	c.Example = "  trivet user update ada --name \"Ada Lovelace\""
+	displayNameFlag(c, &name, "new display name; empty for none")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
+		u, err := identityv1.NewIdentityServiceClient(conn).UpdateUser(ctx, &identityv1.UpdateUserRequest{UserId: args[0], Name: &name})
+		return printUser(ctx, s, conn, u, err)
 	})
 	return c
 }

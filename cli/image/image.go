@@ -132,18 +132,23 @@ func showCommand(s *session.Session) *cobra.Command {
 
 func updateCommand(s *session.Session) *cobra.Command {
 	var name, visibility string
-	var metadata []string
+	var metadata, sharedWith []string
 	c := &cobra.Command{
 		Use: "update IMAGE", Short: "Change the name, the visibility and the metadata of an image", Args: session.Exactly("IMAGE"),
-		Long: `Change an image of the org, in any status. Metadata that is not given stays. An empty value removes a pair. VMs that use
-the image are not changed.`,
-		Example: "  trivet image update debian --name debian-12\n  trivet image update golden --metadata build=2026-11 --metadata draft=",
+		Long: `Change an image of the org, in any status. Images have metadata instead of labels. Metadata that is not given stays. An
+empty value removes a pair. VMs that use the image are not changed. The content of an image cannot be changed: import or
+upload another image.`,
+		Example: "  trivet image update debian --name debian-12\n  trivet image update golden --metadata build=2026-11 --metadata draft=\n" +
+			"  trivet image update golden --shared-with red,blue",
 	}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
 	c.Flags().StringVar(&name, "name", "", "new name")
 	c.Flags().StringVar(&visibility, "visibility", "", "private, or public: usable by all orgs, which only an operator may choose")
 	c.Flags().StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
-	session.RequireOne(c, "name", "visibility", "metadata")
+	c.Flags().StringSliceVar(&sharedWith, "shared-with", nil, "share it with these orgs instead of those so far: ORG,...")
+	_ = c.RegisterFlagCompletionFunc("visibility", cobra.FixedCompletions([]string{"private", "public"}, cobra.ShellCompDirectiveNoFileComp)) // its only error is for an unknown flag
+	session.RequireOne(c, "name", "visibility", "metadata", "shared-with")
+	session.Exclusive(c, "visibility", "shared-with")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req := &vmv1.UpdateImageRequest{Name: name}
 		switch visibility {
@@ -159,6 +164,12 @@ the image are not changed.`,
 		if req.Metadata, err = session.Pairs("metadata", metadata); err != nil {
 			return err
 		}
+		if len(sharedWith) > 0 {
+			req.Visibility = vmv1.Visibility_VISIBILITY_SHARED
+			req.Metadata = setPair(req.Metadata, cloud.SharedWith, strings.Join(sharedWith, ","))
+		} else if visibility != "" && req.Metadata[cloud.SharedWith] == "" {
+			req.Metadata = setPair(req.Metadata, cloud.SharedWith, "") // the orgs with which it was shared
+		}
 		if req.ImageId, err = findObject(ctx, s, conn, args[0], false, anyImage); err != nil {
 			return explainForeign(ctx, s, conn, args[0], err)
 		}
@@ -170,6 +181,15 @@ the image are not changed.`,
 		return s.Print(i, []string{i.GetName()}, func(w io.Writer) error { return show.Fields(w, fields(s.Now(), i)) })
 	})
 	return c
+}
+
+// setPair sets a pair of m, which may be nil, and returns m.
+func setPair(m map[string]string, key, value string) map[string]string {
+	if m == nil {
+		m = map[string]string{}
+	}
+	m[key] = value
+	return m
 }
 
 func deleteCommand(s *session.Session) *cobra.Command {

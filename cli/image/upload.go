@@ -42,8 +42,9 @@ const (
 func uploadCommand(s *session.Session) *cobra.Command {
 	var f importFlags
 	c := &cobra.Command{
-		Use:   "upload NAME FILE|-",
-		Short: "Create an image from a file on this host",
+		Use:        "upload NAME FILE|-",
+		SuggestFor: []string{"add", "create"},
+		Short:      "Create an image from a file on this host",
 		Long: `Create an image from a file on this host, or from standard input (-). The file is sent in parts.
 If the upload of a file is interrupted, the same command continues it within 24 hours and sends only the parts that are
 missing. The command waits until a majority of the members stores the image, and compares the checksums.`,

@@ -177,12 +177,50 @@ func getCommand(n *kvSession) *cobra.Command {
 		if err == nil && f.span.one(args) && r.GetCount() == 0 && !f.countOnly {
 			return session.NotFound("`trivet kv get \"\" --prefix --keys-only` shows the existing ones", "no key %q", args[0])
 		}
-		if err == nil && r.GetMore() {
-			n.Note("there are more, %d in all: --limit is %d", r.GetCount(), f.limit)
+		if err == nil {
+			n.noteMore(r, f.limit)
 		}
 		return err
 	})
 	return c
+}
+
+// listCommand returns the command `trivet kv list`, which etcdctl does not have. It has the flags of get that concern
+// the keys without their values.
+func listCommand(n *kvSession) *cobra.Command {
+	f := getFlags{span: keyRange{prefix: true}, keysOnly: true, consistency: "l"}
+	c := &cobra.Command{
+		Use: "list [PREFIX]", Short: "List the keys, or those that begin with PREFIX", Args: session.AtMost("PREFIX"),
+		Long: `List the keys, or those that begin with PREFIX, without their values. It is the same as
+"trivet kv get PREFIX --prefix --keys-only".`,
+		Example: "  trivet kv list\n  trivet kv list /app/ --limit 10",
+	}
+	c.Flags().Int64Var(&f.limit, "limit", 0, "list at most this many keys; 0 is all")
+	c.Flags().Int64Var(&f.rev, "rev", 0, "list the keys at this revision; 0 is the current one")
+	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
+		op, err := f.op([]string{strings.Join(args, "")})
+		if err != nil {
+			return err
+		}
+		got, err := c.keys.Do(ctx, op)
+		if err != nil {
+			return err
+		}
+		r := (*pb.RangeResponse)(got.Get())
+		if err := n.print(r, keysOf(r.GetKvs()), func(w io.Writer) error { return f.table(w, r) }); err != nil {
+			return err
+		}
+		n.noteMore(r, f.limit)
+		return nil
+	})
+	return c
+}
+
+// noteMore says if --limit has left keys out.
+func (n *kvSession) noteMore(r *pb.RangeResponse, limit int64) {
+	if r.GetMore() {
+		n.Note("there are more, %d in all: --limit is %d", r.GetCount(), limit)
+	}
 }
 
 func (g *getFlags) table(w io.Writer, r *pb.RangeResponse) error {
@@ -285,7 +323,7 @@ func (p *putFlags) args(args []string) error {
 func putCommand(n *kvSession) *cobra.Command {
 	var f putFlags
 	c := &cobra.Command{
-		Use: "put KEY VALUE", Short: "Set a key",
+		Use: "put KEY VALUE", Short: "Set a key", SuggestFor: []string{"set", "create", "update"},
 		Long:    "Set a key. The VALUE - reads all of standard input. Write -- before a KEY or VALUE that begins with a dash.",
 		Example: "  trivet kv put greeting hello\n  trivet kv put /app/config - < config",
 		Args:    func(_ *cobra.Command, args []string) error { return f.args(args) },
@@ -356,7 +394,7 @@ func (d *delFlags) op(args []string) (clientv3.Op, error) {
 
 func delCommand(n *kvSession) *cobra.Command {
 	var f delFlags
-	c := &cobra.Command{Use: "del KEY [END]", Short: "Delete a key, or the keys in [KEY, END)", Args: keyAndEnd}
+	c := &cobra.Command{Use: "del KEY [END]", Aliases: []string{"delete", "rm"}, Short: "Delete a key, or the keys in [KEY, END)", Args: keyAndEnd}
 	f.add(c.Flags())
 	c.RunE = n.run(callTimeout, func(ctx context.Context, c *client, args []string) error {
 		op, err := f.op(args)

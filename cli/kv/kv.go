@@ -6,6 +6,7 @@
 //
 //   - Flags, the syntax of transactions and JSON output are those of etcdctl. Tables are different: a key and its value
 //     are on one line and escaped. `get --print-value-only` and `-o json` print the exact bytes.
+//   - `del` has the aliases `delete` and `rm`, and `list` lists keys, as in the other commands of `trivet`.
 //   - The exit code of `get KEY` is 3 (not found) if the key does not exist, unlike etcdctl's.
 //   - A write is sent once. If its response is lost, the error says that the write may have been executed.
 //   - Standard input is read only for an argument "-", and by txn.
@@ -61,7 +62,7 @@ even on a member's own host. Clients of etcd work too: use the control plane's g
 	c.PersistentFlags().StringVar(&n.login.user, "user", "", "user of the key-value store's own authentication")
 	c.PersistentFlags().StringVar(&n.login.passwordFile, "password-file", "", "file with the password of --user, - for standard input (default: ask)")
 	_ = c.MarkPersistentFlagFilename("password-file")
-	c.AddCommand(getCommand(n), putCommand(n), delCommand(n), txnCommand(n), watchCommand(n), leaseCommand(n), statusCommand(n), compactCommand(n), alarmCommand(n), snapshotCommand(n), importCommand(n))
+	c.AddCommand(getCommand(n), listCommand(n), putCommand(n), delCommand(n), txnCommand(n), watchCommand(n), leaseCommand(n), statusCommand(n), compactCommand(n), alarmCommand(n), snapshotCommand(n), importCommand(n))
 	return c
 }
 

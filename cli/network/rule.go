@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,18 +14,19 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 	"github.com/trivet-cloud/trivet/cli/list"
 	"github.com/trivet-cloud/trivet/cli/session"
+	"github.com/trivet-cloud/trivet/cli/show"
 	networkv1 "github.com/trivet-cloud/trivet/protos/network/v1"
 )
 
 // ruleCommand returns the command `trivet network rule`.
 func ruleCommand(s *session.Session) *cobra.Command {
-	c := group("rule", "Add and remove rules of security groups",
-		`Add and remove rules of security groups. A rule permits traffic; what no rule of a port's groups permits is
+	c := group("rule", "Add, show and remove rules of security groups",
+		`Add, show and remove rules of security groups. A rule permits traffic; what no rule of a port's groups permits is
 dropped. Changes apply within a second, also to connections that exist.`,
 		`  trivet network rule create web ingress tcp/443
   trivet network rule create db ingress tcp/5432 --from group:web
   trivet network rule list web`)
-	c.AddCommand(addRuleCommand(s), listRulesCommand(s), removeRuleCommand(s))
+	c.AddCommand(addRuleCommand(s), listRulesCommand(s), showRuleCommand(s), removeRuleCommand(s))
 	return c
 }
 
@@ -132,32 +134,56 @@ func listRulesCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-func removeRuleCommand(s *session.Session) *cobra.Command {
-	c := &cobra.Command{
-		Use:   "delete GROUP RULE",
-		Short: "Remove a rule from a security group",
-		Args:  session.Exactly("GROUP", "RULE"),
-		Long: `Remove a rule from a security group. Connections that only this rule permitted end within a second. RULE is the ID of
-the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` prints it.`,
-		Example: `  trivet network rule list web
-  trivet network rule delete web "ingress tcp/22 from 10.0.0.0/16"
-  trivet network rule delete web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20`,
-		ValidArgsFunction: argCompletions(groups().complete(s), func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-			return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
-				t := newTarget(s, conn)
-				g, err := groups().read(ctx, t, args[0])
-				if err != nil {
-					return nil, err
-				}
-				l := t.labels(ctx)
-				ids := ruleIDs(g)
-				for i, r := range g.GetRules() {
-					ids[i] += "\t" + ruleText(r, l) // shells show the text after the tab as a description
-				}
-				return ids, nil
-			})(cmd, args, prefix)
-		}),
+func showRuleCommand(s *session.Session) *cobra.Command {
+	c := ruleArgCommand(s, "show", "Show a rule of a security group")
+	c.Long = `Show a rule of a security group. RULE is the ID of the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + `
+prints it.`
+	c.Example = `  trivet network rule show web "ingress tcp/22 from 10.0.0.0/16"`
+	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
+		if err := checkRuleArg(args[1]); err != nil {
+			return err
+		}
+		g, err := groups().read(ctx, t, args[0])
+		if err != nil {
+			return err
+		}
+		id, err := ruleIn(ctx, t, g, args)
+		if err != nil {
+			return err
+		}
+		i := slices.Index(ruleIDs(g), id)
+		if i < 0 {
+			return errNoRule(args)
+		}
+		r, l := g.GetRules()[i], t.labels(ctx)
+		return s.Print(r, []string{r.GetId()}, func(w io.Writer) error { return show.Fields(w, ruleFields(g, r, l)) })
+	})
+	return c
+}
+
+// ruleFields returns the fields of a rule of the security group g.
+func ruleFields(g *networkv1.SecurityGroup, r *networkv1.SecurityGroupRule, l *labels) [][2]string {
+	version := "IPv4"
+	if r.GetEthertype() == networkv1.Ethertype_ETHERTYPE_IPV6 {
+		version = "IPv6"
 	}
+	peer := "From"
+	if r.GetDirection() == networkv1.Direction_DIRECTION_EGRESS {
+		peer = "To"
+	}
+	return [][2]string{
+		{"Rule", ruleText(r, l)}, {"ID", r.GetId()}, {"Group", g.GetName()}, {"Direction", show.Enum("DIRECTION", r.GetDirection())},
+		{"Protocol", traffic(r)}, {peer, remoteText(r, l)}, {"IP version", version}, {"Description", r.GetDescription()},
+	}
+}
+
+func removeRuleCommand(s *session.Session) *cobra.Command {
+	c := ruleArgCommand(s, "delete", "Remove a rule from a security group")
+	c.Long = `Remove a rule from a security group. Connections that only this rule permitted end within a second. RULE is the ID of
+the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` prints it.`
+	c.Example = `  trivet network rule list web
+  trivet network rule delete web "ingress tcp/22 from 10.0.0.0/16"
+  trivet network rule delete web 0192f0c1-9d3c-7a51-8f2b-6f1c5a3e7d20`
 	session.Old(c, "remove")
 	c.RunE = run(s, func(ctx context.Context, t *target, args []string) error {
 		if err := checkRuleArg(args[1]); err != nil {
@@ -181,6 +207,30 @@ the rule, or the rule itself in quotes, as ` + "`trivet network rule list`" + ` 
 	return c
 }
 
+// ruleArgCommand returns a command with the arguments GROUP and RULE, and shell completion for both.
+func ruleArgCommand(s *session.Session, verb, short string) *cobra.Command {
+	return &cobra.Command{
+		Use:   verb + " GROUP RULE",
+		Short: short,
+		Args:  session.Exactly("GROUP", "RULE"),
+		ValidArgsFunction: argCompletions(groups().complete(s), func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
+				t := newTarget(s, conn)
+				g, err := groups().read(ctx, t, args[0])
+				if err != nil {
+					return nil, err
+				}
+				l := t.labels(ctx)
+				ids := ruleIDs(g)
+				for i, r := range g.GetRules() {
+					ids[i] += "\t" + ruleText(r, l) // shells show the text after the tab as a description
+				}
+				return ids, nil
+			})(cmd, args, prefix)
+		}),
+	}
+}
+
 const ruleArg = "RULE"
 
 // checkRuleArg returns a *session.Usage error unless text is an ID or has the form of a rule. A rule with a remote
@@ -194,8 +244,20 @@ func checkRuleArg(text string) error {
 }
 
 // findRule returns the ID of the rule that args[1] names, by its ID or as text, in the security group args[0] with an
-// ID.
+// ID. It makes no call for an ID.
 func findRule(ctx context.Context, t *target, group string, args []string) (string, error) {
+	if session.IsID(args[1]) {
+		return args[1], nil
+	}
+	g, err := groups().get(ctx, t, group)
+	if err != nil {
+		return "", err
+	}
+	return ruleIn(ctx, t, g, args)
+}
+
+// ruleIn is like findRule for the security group g, which was read.
+func ruleIn(ctx context.Context, t *target, g *networkv1.SecurityGroup, args []string) (string, error) {
 	if session.IsID(args[1]) {
 		return args[1], nil
 	}
@@ -211,16 +273,16 @@ func findRule(ctx context.Context, t *target, group string, args []string) (stri
 	if err != nil {
 		return "", err
 	}
-	g, err := groups().get(ctx, t, group)
-	if err != nil {
-		return "", err
-	}
 	for _, r := range g.GetRules() {
 		if sameTraffic(r, wanted) {
 			return r.GetId(), nil
 		}
 	}
-	return "", session.NotFound(fmt.Sprintf("`trivet network rule list %s` shows its rules", args[0]), "security group %s has no rule %q", args[0], args[1])
+	return "", errNoRule(args)
+}
+
+func errNoRule(args []string) error {
+	return session.NotFound(fmt.Sprintf("`trivet network rule list %s` shows its rules", args[0]), "security group %s has no rule %q", args[0], args[1])
 }
 
 // sameTraffic reports whether two rules permit the same traffic, so that a group cannot have both.

@@ -26,18 +26,25 @@ func ruleColumns(l *labels) []list.Column[*networkv1.SecurityGroupRule] {
 // ruleText formats a rule in the form that parseRule reads, such as "ingress tcp/443 from 0.0.0.0/0". It marks a rule
 // with a remote group that is for IPv6, which parseRule does not read, with ipv6Mark.
 func ruleText(r *networkv1.SecurityGroupRule, l *labels) string {
-	ipv6 := r.GetEthertype() == networkv1.Ethertype_ETHERTYPE_IPV6
-	remote := cmp.Or(r.GetRemoteCidr(), map[bool]string{false: "0.0.0.0/0", true: "::/0"}[ipv6])
-	if r.GetRemoteGroupId() != "" {
-		remote = groupPrefix + l.of(groups(), r.GetRemoteGroupId())
-		if ipv6 {
-			remote += ipv6Mark
-		}
+	remote := remoteText(r, l)
+	if r.GetRemoteGroupId() != "" && r.GetEthertype() == networkv1.Ethertype_ETHERTYPE_IPV6 {
+		remote += ipv6Mark
 	}
 	if r.GetDirection() == networkv1.Direction_DIRECTION_EGRESS {
 		return "egress " + traffic(r) + " to " + remote
 	}
 	return "ingress " + traffic(r) + " from " + remote
+}
+
+// remoteText formats the addresses that a rule permits: a prefix, or group:NAME.
+func remoteText(r *networkv1.SecurityGroupRule, l *labels) string {
+	if r.GetRemoteGroupId() != "" {
+		return groupPrefix + l.of(groups(), r.GetRemoteGroupId())
+	}
+	if r.GetEthertype() == networkv1.Ethertype_ETHERTYPE_IPV6 {
+		return cmp.Or(r.GetRemoteCidr(), "::/0")
+	}
+	return cmp.Or(r.GetRemoteCidr(), "0.0.0.0/0")
 }
 
 // traffic formats the protocol and ports of a rule in the form that parseTraffic reads.

@@ -22,7 +22,7 @@ Make sure first that the host is off, or that it cannot run its VMs, for example
 still runs a VM, the VM can run twice. If the host answers again, the control plane tells it to destroy the VMs that
 have moved, and the confirmation is removed.
 
-The command fails if the host has answered in the last 15 seconds.`,
+The command fails if the host has answered in the last 15 seconds. It takes one host, because each must be checked.`,
 		Args: session.Exactly("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s)),
 	}
 	c.Flags().BoolVar(&r.ConfirmedOff, "confirmed-off", false, "required: the host is off, or cannot run its VMs")

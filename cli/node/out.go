@@ -18,7 +18,7 @@ func evictCommand(s *session.Session) *cobra.Command {
 		Use:   "evict HOST",
 		Short: "Remove a host from the cloud",
 		Long: `Remove a host from the cloud: its certificate is revoked and its record deleted. With a new token it can join again,
-as a new host.
+as a new host. The command takes one host, because it can lose VMs and volumes.
 
 The command fails while VMs are placed on the host: move those that run with "trivet host drain", and delete the others.
 With --force they stay placed on it: the host's record is kept and cordoned, its VMs keep running, and they are not started on another
@@ -55,7 +55,7 @@ func banCommand(s *session.Session) *cobra.Command {
 		Use:   "ban HOST | --key KEY",
 		Short: "Ban a host's key from the cloud",
 		Long: `Ban a host: its key is refused until it is unbanned, whatever token it has. VMs on the host are left as they are and
-stay placed on it. The ban is stored for the key, so the host can be evicted as well.`,
+stay placed on it. The ban is stored for the key, so the host can be evicted as well. The command takes one host.`,
 		Args: session.AtMost("HOST"), ValidArgsFunction: session.FirstArg(hosts.Names(s)),
 	}
 	c.Flags().StringVar(&key, "key", "", "ban this key, of a host without a record")

@@ -122,12 +122,25 @@ func unknownCommand(c *cobra.Command, args []string) error {
 	}
 	p := &Problem{Code: codes.InvalidArgument, Message: fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath()),
 		Hint: "run `" + c.CommandPath() + " --help`"}
-	if path := swapped(c, args); path != "" {
+	if sub := suggestedFor(c, args[0]); sub != nil {
+		p.Hint = "did you mean `" + sub.CommandPath() + "`?"
+	} else if path := swapped(c, args); path != "" {
 		p.Hint = "did you mean `" + path + "`?"
 	} else if name := closest(args[0], names); name != "" {
 		p.Hint = "did you mean `" + c.CommandPath() + " " + name + "`?"
 	}
 	return p
+}
+
+// suggestedFor returns the subcommand of c that lists word in its field SuggestFor, which holds names that users of other
+// programs know, or nil. Such a name has too little in common with the name of the command for closest.
+func suggestedFor(c *cobra.Command, word string) *cobra.Command {
+	for _, sub := range c.Commands() {
+		if slices.Contains(sub.SuggestFor, word) {
+			return sub
+		}
+	}
+	return nil
 }
 
 // swapped returns the path of the command if args begin with a verb and the name of a command that has it, as in kubectl:

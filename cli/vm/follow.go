@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -22,25 +25,63 @@ import (
 )
 
 func watchCommand(s *session.Session) *cobra.Command {
-	c := vmArgCommand(s, "watch VM", "Print the events of a VM until it is deleted or you interrupt")
+	c := vmsCommand(s, "watch VM...", "Print the events of VMs until they are deleted or you interrupt")
+	c.Long = `Print the events of VMs until all of them are deleted or you interrupt. With several VMs, each line has the name of its
+VM. "trivet vm list -w" prints the changes of all VMs of the project.`
+	c.Example = "  trivet vm watch web\n  trivet vm watch web db -o json"
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		t, err := find(ctx, s, conn, args[0])
-		if err != nil {
-			return err
+		p := &eventPrinter{session: s, hosts: node.NameOf(ctx, conn)}
+		var watches []*watch
+		for _, name := range args {
+			t, err := find(ctx, s, conn, name)
+			if err != nil {
+				return err
+			}
+			if slices.ContainsFunc(watches, func(w *watch) bool { return w.target.id == t.id }) {
+				continue // the VM is named twice
+			}
+			watches = append(watches, &watch{conn: conn, target: t, printer: p})
 		}
-		w := &watch{session: s, conn: conn, target: t, hosts: node.NameOf(ctx, conn)}
-		return session.Interruptible(ctx, w.run(ctx))
+		if len(watches) == 1 {
+			return session.Interruptible(ctx, watches[0].run(ctx))
+		}
+		p.named = true
+		return session.Interruptible(ctx, watchAll(ctx, watches))
 	})
 	return c
 }
 
+// watchAll runs the watches at the same time. If one of them fails, watchAll ends the others and returns the error.
+func watchAll(ctx context.Context, all []*watch) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, w := range all {
+		w.conn = w.conn.Clone()
+		w.target.client = vmv1.NewVmServiceClient(w.conn)
+		group.Go(func() error {
+			defer w.conn.Close()
+			return w.run(ctx)
+		})
+	}
+	return group.Wait()
+}
+
+// watch follows the events of one VM.
 type watch struct {
-	session *session.Session
 	conn    *dial.Conn
 	target  *target
 	last    *vmv1.VmEvent
+	printer *eventPrinter
+}
+
+// eventPrinter prints the events of one or more VMs, for several goroutines.
+type eventPrinter struct {
+	session *session.Session
 	// hosts returns the name of a host by its ID.
 	hosts func(id string) string
+	// named is true if a line contains the name of its VM.
+	named bool
+
+	mu sync.Mutex // guards the output, and the connection that hosts uses
 }
 
 // run prints the events of a VM until the VM is deleted. If the stream of events breaks, run opens another one, perhaps
@@ -49,7 +90,9 @@ type watch struct {
 func (w *watch) run(ctx context.Context) error {
 	err := session.Follow(ctx, w.conn, w.stream)
 	if status.Code(err) == codes.NotFound && w.last != nil {
-		w.session.Note("%s was deleted in the meantime", w.last.GetVm().GetName())
+		w.printer.mu.Lock()
+		defer w.printer.mu.Unlock()
+		w.printer.session.Note("%s was deleted in the meantime", w.last.GetVm().GetName())
 		return nil
 	}
 	return err
@@ -77,14 +120,20 @@ func (w *watch) stream(ctx context.Context, heard func()) error {
 			continue
 		}
 		w.last = e
-		if err := w.print(e); err != nil {
+		if err := w.printer.print(e); err != nil {
 			return err
 		}
 	}
 }
 
-func (w *watch) print(e *vmv1.VmEvent) error {
-	line := fmt.Sprintf("%s  %-13s  %-9s", show.When(e.GetTimestamp()), show.Enum("VM_EVENT_TYPE", e.GetEventType()), state(e.GetVm().GetState()))
+func (w *eventPrinter) print(e *vmv1.VmEvent) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	line := show.When(e.GetTimestamp())
+	if w.named {
+		line += fmt.Sprintf("  %-12s", e.GetVm().GetName())
+	}
+	line += fmt.Sprintf("  %-13s  %-9s", show.Enum("VM_EVENT_TYPE", e.GetEventType()), state(e.GetVm().GetState()))
 	if id := e.GetVm().GetNodeId(); id != "" {
 		line += "  on " + w.hosts(id)
 	}

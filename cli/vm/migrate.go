@@ -26,55 +26,77 @@ func migrateCommand(s *session.Session) *cobra.Command {
 	var cancel bool
 	var wait session.Waiting
 	var limit time.Duration
-	c := vmArgCommand(s, "migrate VM", "Move a running VM to another host")
-	c.Long = `Move a running VM to another host. Its disks are copied while the guest runs. The guest is paused while its memory is
-sent, and then continues on the other host.
+	c := vmsCommand(s, "migrate VM...", "Move running VMs to another host")
+	c.Long = `Move running VMs to another host. The disks of a VM are copied while the guest runs. The guest is paused while its
+memory is sent, and then continues on the other host.
 
 Without --to the control plane chooses the host. With --wait the command shows the progress, and returns when the
 migration has ended. If the migration fails or does not finish in time, the VM goes
-on running on its host. "trivet vm show" shows a migration and the result of the last one.`
+on running on its host. "trivet vm show" shows a migration and the result of the last one.
+
+Several VMs are migrated one after the other with --wait, and at the same time without it. A failure of one VM does not
+stop the others. "trivet host drain" moves all VMs of a host.`
 	c.Example = `  trivet vm migrate web --wait
+  trivet vm migrate web db --to rack7
   trivet vm migrate web --cancel`
-	c.Flags().StringVar(&to, "to", "", "the name or ID of the host to move it to")
+	c.Flags().StringVar(&to, "to", "", "the name or ID of the host to move them to")
 	wait.Add(c, false)
-	c.Flags().DurationVar(&limit, "within", 0, "abort the migration if it has not reached the switchover after this time (default: 150 s per GiB of memory and disk, at least 5m)")
-	c.Flags().BoolVar(&cancel, "cancel", false, "end the migration that is under way")
+	c.Flags().DurationVar(&limit, "within", 0, "abort a migration if it has not reached the switchover after this time (default: 150 s per GiB of memory and disk, at least 5m)")
+	c.Flags().BoolVar(&cancel, "cancel", false, "end the migrations that are under way")
 	c.RunE = s.Run(0, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		if limit < 0 || limit%time.Second != 0 || limit > 24*time.Hour {
 			return session.Usagef("--within %s: want whole seconds, at most 24h", limit)
 		}
-		ctx, end := s.Limit(ctx, map[bool]time.Duration{false: callTimeout, true: maxMigrationWait}[wait.On()])
-		defer end()
-		t, err := find(ctx, s, conn, args[0])
+		host, err := hostToMoveTo(ctx, s, conn, to, cancel)
 		if err != nil {
 			return err
 		}
-		m := migration{operatorv1.NewOperatorServiceClient(conn), t}
-		if cancel {
-			if err := m.cancel(ctx); err != nil {
+		var moved []*vmv1.VirtualMachine
+		each := map[bool]time.Duration{false: callTimeout, true: maxMigrationWait}[wait.On()]
+		err = s.Each(ctx, each, args, func(ctx context.Context, name string) error {
+			t, err := find(ctx, s, conn, name)
+			if err != nil {
 				return err
 			}
-			return s.Done(args[0], "migration cancelled")
-		}
-		if to != "" {
-			if to, err = node.Find(ctx, conn, to); err != nil {
-				return err
+			m := migration{operatorv1.NewOperatorServiceClient(conn), t}
+			if cancel {
+				if err := m.cancel(ctx); err != nil {
+					return err
+				}
+				return s.Done(name, "migration cancelled")
 			}
-		}
-		vm, err := t.client.MigrateVm(ctx, &vmv1.MigrateVmRequest{
-			OrgId: t.org, ProjectId: t.project, VmId: t.id, DestinationNodeId: to, TimeoutSeconds: uint32(limit / time.Second),
+			vm, err := t.client.MigrateVm(ctx, &vmv1.MigrateVmRequest{
+				OrgId: t.org, ProjectId: t.project, VmId: t.id, DestinationNodeId: host, TimeoutSeconds: uint32(limit / time.Second),
+			})
+			if err == nil && wait.On() {
+				vm, err = m.wait(ctx, s, name)
+			}
+			if err == nil {
+				moved = append(moved, vm)
+			}
+			return err
 		})
-		if err != nil {
+		if len(moved) == 0 {
 			return err
 		}
-		if wait.On() {
-			if vm, err = m.wait(ctx, s, args[0]); err != nil {
-				return err
-			}
+		ctx, done := s.PrintContext(ctx)
+		defer done()
+		if printed := printVMs(ctx, s, conn, len(args) == 1, moved); printed != nil && err == nil {
+			err = printed
 		}
-		return printVM(ctx, s, conn, vm)
+		return err
 	})
 	return c
+}
+
+// hostToMoveTo returns the ID of the host of --to, or an empty text if the control plane chooses the host.
+func hostToMoveTo(ctx context.Context, s *session.Session, conn *dial.Conn, to string, cancel bool) (string, error) {
+	if to == "" || cancel {
+		return "", nil
+	}
+	ctx, end := s.Limit(ctx, callTimeout)
+	defer end()
+	return node.Find(ctx, conn, to)
 }
 
 // migration calls the RPCs for the migration of a VM.

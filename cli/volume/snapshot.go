@@ -34,7 +34,7 @@ volume from it: see ` + "`trivet volume create --snapshot`" + `. A volume with s
   trivet volume create data-2 --snapshot before-upgrade`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(createSnapshotCommand(s), listSnapshotsCommand(s), showSnapshotCommand(s), deleteSnapshotCommand(s))
+	c.AddCommand(createSnapshotCommand(s), listSnapshotsCommand(s), showSnapshotCommand(s), updateSnapshotCommand(s), deleteSnapshotCommand(s))
 	return c
 }
 
@@ -293,6 +293,39 @@ func showSnapshotCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
+func updateSnapshotCommand(s *session.Session) *cobra.Command {
+	var name string
+	var labels []string
+	c := snapshotArgCommand(s, "update SNAPSHOT", "Change the name and the labels of a snapshot")
+	c.Long = `Change the name and the labels of a snapshot. Labels that are not given stay. An empty value removes a label. The
+schedule of a volume deletes the snapshots that it has created, also those with another name.`
+	c.Example = "  trivet snapshot update before-upgrade --name release-1 --label keep=yes --label old="
+	c.Flags().StringVar(&name, "name", "", "new name")
+	c.Flags().StringArrayVar(&labels, "label", nil, "KEY=VALUE, or KEY= to remove the label, repeatable")
+	session.RequireOne(c, "name", "label")
+	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) (err error) {
+		req := &storagev1.UpdateSnapshotRequest{Name: name}
+		if c.Flags().Changed("name") {
+			if err := cloud.CheckName("--name", name); err != nil {
+				return session.Usagef("%v", err)
+			}
+		}
+		if req.Labels, err = session.Pairs("label", labels); err != nil {
+			return err
+		}
+		if req.SnapshotId, err = image.FindSnapshot(ctx, s, conn, args[0]); err != nil {
+			return err
+		}
+		req.OrgId, req.ProjectId = s.Tenant()
+		one, err := storagev1.NewSnapshotServiceClient(conn).UpdateSnapshot(ctx, req)
+		if err != nil {
+			return err
+		}
+		return s.Print(one, []string{one.GetName()}, func(w io.Writer) error { return show.Fields(w, snapshotFields(s.Now(), one)) })
+	})
+	return c
+}
+
 func deleteSnapshotCommand(s *session.Session) *cobra.Command {
 	c := snapshotArgCommand(s, "delete SNAPSHOT", "Delete a snapshot")
 	session.Many(c)
@@ -330,7 +363,8 @@ func snapshotStatus(one *storagev1.Snapshot) string {
 func snapshotFields(now time.Time, one *storagev1.Snapshot) [][2]string {
 	f := [][2]string{
 		{"Name", one.GetName()}, {"ID", one.GetId()}, {"Org", one.GetOrgId()}, {"Project", one.GetProjectId()}, {"Status", snapshotStatus(one)},
-		{"Reason", one.GetStatusReason()}, {"Volume", one.GetVolumeId()}, {"Group", one.GetGroupId()}, {"Size", show.Bytes(one.GetSizeGib() << 30)},
+		{"Reason", one.GetStatusReason()}, {"Volume", one.GetVolumeId()}, {"Group", one.GetGroupId()},
+		{"Labels", show.Pairs(one.GetLabels())}, {"Size", show.Bytes(one.GetSizeGib() << 30)},
 	}
 	if one.GetTakenAt() > 0 {
 		f = append(f, [][2]string{

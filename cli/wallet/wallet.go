@@ -100,7 +100,8 @@ func wallets(s *session.Session) *list.Kind[*creditv1.Wallet] {
 
 func topUpCommand(s *session.Session) *cobra.Command {
 	var description string
-	c := &cobra.Command{Use: "topup AMOUNT", Short: "Add credit to a wallet", Args: session.Exactly("AMOUNT")}
+	c := &cobra.Command{Use: "topup AMOUNT", Short: "Add credit to a wallet", Args: session.Exactly("AMOUNT"),
+		SuggestFor: []string{"add", "credit", "deposit", "fill"}}
 	c.Flags().StringVar(&description, "description", "", "description of the transaction")
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		n, err := parseAmount(args[0])

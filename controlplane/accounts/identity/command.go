@@ -67,6 +67,15 @@ type (
 		// AnyQuota is true if the caller may give the project a larger quota than the default.
 		AnyQuota bool
 	}
+	// newDisplayName holds the arguments of the commands that change the display name of an org, a project or a user.
+	newDisplayName[ID ~string] struct {
+		ID   ID
+		Name string
+	}
+	newProjectName struct {
+		Tenant cloud.Tenant
+		Name   string
+	}
 	newQuota struct {
 		Tenant cloud.Tenant
 		Quota  tenant.Quota
@@ -111,7 +120,8 @@ func (s *Service) register() {
 	leader.Register(s.opts.Commands, s,
 		createUserCommand, setPasswordCommand, setDisabledCommand, deleteUserCommand, revokeCommand, denyCommand,
 		rememberNetworkCommand, linkCommand, unlinkCommand,
-		bindCommand, unbindCommand, acceptCommand, declineCommand, createAccountCommand, deleteAccountCommand,
+		bindCommand, unbindCommand, acceptCommand, declineCommand, createAccountCommand, updateAccountCommand, deleteAccountCommand,
+		renameUserCommand, renameOrgCommand, renameProjectCommand, renameGroupCommand,
 		createGroupCommand, deleteGroupCommand, addMemberCommand, removeMemberCommand, bindGroupCommand, unbindGroupCommand,
 		createOrgCommand, deleteOrgCommand, createProjectCommand, deleteProjectCommand, setQuotaCommand, setDefaultQuotaCommand,
 		rotateKeysCommand, revokeKeyCommand,
@@ -152,6 +162,19 @@ var (
 	})
 	createAccountCommand = newCommand("create-account", leader.Once, func(_ *Service, tx *store.Tx, q principal.NewAccount) (principal.User, error) {
 		return valueOf(principal.CreateAccount(tx, q))
+	})
+	updateAccountCommand = newCommand("update-account", leader.Repeatable, func(_ *Service, tx *store.Tx, q principal.AccountChange) (principal.User, error) {
+		return valueOf(principal.UpdateAccount(tx, q))
+	})
+	renameUserCommand = newCommand("rename-user", leader.Repeatable, func(_ *Service, tx *store.Tx, q newDisplayName[cloud.UserID]) (principal.User, error) {
+		u, err := valueOf(principal.Rename(tx, q.ID, q.Name))
+		if err == nil {
+			u.Bindings, err = alive(tx, u.Bindings)
+		}
+		return u, err
+	})
+	renameOrgCommand = newCommand("rename-org", leader.Repeatable, func(_ *Service, tx *store.Tx, q newDisplayName[cloud.OrgID]) (tenant.Org, error) {
+		return valueOf(tenant.RenameOrg(tx, q.ID, q.Name))
 	})
 	deleteAccountCommand = newCommand("delete-account", leader.Keyed, func(_ *Service, tx *store.Tx, q oldAccount) (none, error) {
 		return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
@@ -215,6 +238,17 @@ func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Proj
 		}
 	}
 	return *p, nil
+}
+
+var renameProjectCommand = newCommand("rename-project", leader.Repeatable, (*Service).renameProjectOnLeader)
+
+// renameProjectOnLeader changes the display name of a project. If the request names an org, the project must belong to
+// that org.
+func (s *Service) renameProjectOnLeader(tx *store.Tx, q newProjectName) (tenant.Project, error) {
+	if err := s.ofOrg(tx, q.Tenant); err != nil {
+		return tenant.Project{}, err
+	}
+	return valueOf(tenant.RenameProject(tx, q.Tenant.Project, q.Name))
 }
 
 var deleteProjectCommand = newCommand("delete-project", leader.Keyed, (*Service).deleteProjectOnLeader)

@@ -15,6 +15,13 @@ var (
 	createGroupCommand = newCommand("create-group", leader.Keyed, func(_ *Service, tx *store.Tx, q newGroup) (principal.Group, error) {
 		return valueOf(principal.CreateGroup(tx, q.Group, q.Name, q.By))
 	})
+	renameGroupCommand = newCommand("rename-group", leader.Repeatable, func(_ *Service, tx *store.Tx, q newGroup) (principal.Group, error) {
+		g, err := valueOf(principal.RenameGroup(tx, q.Group, q.Name))
+		if err == nil {
+			g.Bindings, err = alive(tx, g.Bindings)
+		}
+		return g, err
+	})
 	deleteGroupCommand = newCommand("delete-group", leader.Keyed, func(_ *Service, tx *store.Tx, q principal.GroupRef) (none, error) {
 		return none{}, principal.DeleteGroup(tx, q)
 	})

@@ -83,6 +83,15 @@ func (s *Service) accounts(ctx context.Context, at cloud.Tenant, size int32, pag
 	return principal.Accounts(ctx, s.opts.Store, at, size, page)
 }
 
+// account returns the service account of the project at with an ID, or NotFound.
+func (s *Service) account(ctx context.Context, at cloud.Tenant, id cloud.UserID) (u *principal.User, err error) {
+	err = s.opts.Store.View(ctx, func(v *store.View) error {
+		u, err = principal.AccountOf(v, at, id)
+		return err
+	})
+	return u, err
+}
+
 // usernames returns the names with their projects, NAME@ORG/PROJECT, of those of the IDs that are service accounts at
 // present.
 func (s *Service) usernames(ids iter.Seq[string]) (map[string]string, error) {

@@ -64,6 +64,25 @@ func (r *server) ListGroups(ctx context.Context, in *identityv1.ListGroupsReques
 	return out, nil
 }
 
+func (r *server) UpdateGroup(ctx context.Context, in *identityv1.UpdateGroupRequest) (*identityv1.Group, error) {
+	ref, err := admitGroup(ctx, "UpdateGroup", in.GetOrgId(), "id", in.GetId())
+	if err != nil {
+		return nil, err
+	}
+	if in.Name == nil {
+		g, err := r.s.group(ctx, ref)
+		if err != nil {
+			return nil, err
+		}
+		return groupOnWire(g), nil
+	}
+	g, err := renameGroupCommand.Call(ctx, r.s.opts.Commands, newGroup{Group: ref, Name: in.GetName()})
+	if err != nil {
+		return nil, err
+	}
+	return groupOnWire(&g), nil
+}
+
 func (r *server) DeleteGroup(ctx context.Context, in *identityv1.DeleteGroupRequest) (*emptypb.Empty, error) {
 	ref, err := admitGroup(ctx, "DeleteGroup", in.GetOrgId(), "id", in.GetId())
 	if err != nil {

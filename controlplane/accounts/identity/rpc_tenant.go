@@ -30,11 +30,7 @@ func (r *server) GetOrg(ctx context.Context, in *identityv1.GetOrgRequest) (*ide
 	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
 		return nil, err
 	}
-	o, err := r.s.org(ctx, auth.CallerOf(ctx), cloud.OrgID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return orgOnWire(o), nil
+	return r.org(ctx, cloud.OrgID(in.GetId()))
 }
 
 func (r *server) ListOrgs(ctx context.Context, in *identityv1.ListOrgsRequest) (*identityv1.ListOrgsResponse, error) {
@@ -50,6 +46,32 @@ func (r *server) ListOrgs(ctx context.Context, in *identityv1.ListOrgsRequest) (
 		out.Orgs = append(out.Orgs, orgOnWire(o))
 	}
 	return out, nil
+}
+
+func (r *server) UpdateOrg(ctx context.Context, in *identityv1.UpdateOrgRequest) (*identityv1.Org, error) {
+	if _, err := auth.Admit(ctx, service+"UpdateOrg", in.GetId(), ""); err != nil {
+		return nil, err
+	}
+	// Without an ID, Admit has authorized the org of the metadata or of the token.
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	if in.Name == nil {
+		return r.org(ctx, cloud.OrgID(in.GetId()))
+	}
+	o, err := renameOrgCommand.Call(ctx, r.s.opts.Commands, newDisplayName[cloud.OrgID]{cloud.OrgID(in.GetId()), in.GetName()})
+	if err != nil {
+		return nil, err
+	}
+	return orgOnWire(&o), nil
+}
+
+func (r *server) org(ctx context.Context, id cloud.OrgID) (*identityv1.Org, error) {
+	o, err := r.s.org(ctx, auth.CallerOf(ctx), id)
+	if err != nil {
+		return nil, err
+	}
+	return orgOnWire(o), nil
 }
 
 func (r *server) DeleteOrg(ctx context.Context, in *identityv1.DeleteOrgRequest) (*emptypb.Empty, error) {
@@ -87,11 +109,7 @@ func (r *server) GetProject(ctx context.Context, in *identityv1.GetProjectReques
 	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
 		return nil, err
 	}
-	p, err := r.s.project(ctx, auth.CallerOf(ctx), cloud.ProjectID(in.GetId()))
-	if err != nil {
-		return nil, err
-	}
-	return projectOnWire(p), nil
+	return r.project(ctx, cloud.Tenant{Project: cloud.ProjectID(in.GetId())})
 }
 
 func (r *server) ListProjects(ctx context.Context, in *identityv1.ListProjectsRequest) (*identityv1.ListProjectsResponse, error) {
@@ -113,6 +131,37 @@ func (r *server) ListProjects(ctx context.Context, in *identityv1.ListProjectsRe
 		out.Projects = append(out.Projects, projectOnWire(p))
 	}
 	return out, nil
+}
+
+func (r *server) UpdateProject(ctx context.Context, in *identityv1.UpdateProjectRequest) (*identityv1.Project, error) {
+	at, err := auth.Admit(ctx, service+"UpdateProject", in.GetOrgId(), "")
+	if err != nil {
+		return nil, err
+	}
+	if err := cloud.CheckCallerID("id", in.GetId()); err != nil {
+		return nil, err
+	}
+	at.Project = cloud.ProjectID(in.GetId())
+	if in.Name == nil {
+		return r.project(ctx, at)
+	}
+	p, err := renameProjectCommand.Call(ctx, r.s.opts.Commands, newProjectName{at, in.GetName()})
+	if err != nil {
+		return nil, err
+	}
+	return projectOnWire(&p), nil
+}
+
+// project returns a project in which the caller has a role. If t names an org, the project must belong to that org.
+func (r *server) project(ctx context.Context, t cloud.Tenant) (*identityv1.Project, error) {
+	p, err := r.s.project(ctx, auth.CallerOf(ctx), t.Project)
+	if err != nil {
+		return nil, err
+	}
+	if t.Org != "" && p.Org != t.Org {
+		return nil, tenant.NoProject(t.Project)
+	}
+	return projectOnWire(p), nil
 }
 
 func (r *server) DeleteProject(ctx context.Context, in *identityv1.DeleteProjectRequest) (*emptypb.Empty, error) {

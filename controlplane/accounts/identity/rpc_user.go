@@ -55,6 +55,24 @@ func (r *server) ListUsers(ctx context.Context, in *identityv1.ListUsersRequest)
 	return out, nil
 }
 
+func (r *server) UpdateUser(ctx context.Context, in *identityv1.UpdateUserRequest) (*identityv1.User, error) {
+	if err := admit(ctx, "UpdateUser"); err != nil {
+		return nil, err
+	}
+	id := cloud.UserID(in.GetUserId())
+	if in.Name != nil {
+		return userResponse(renameUserCommand.Call(ctx, r.s.opts.Commands, newDisplayName[cloud.UserID]{id, in.GetName()}))
+	}
+	if err := cloud.CheckCallerID("user_id", string(id)); err != nil {
+		return nil, err
+	}
+	u, err := r.s.user(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return onWire(u), nil
+}
+
 func (r *server) DisableUser(ctx context.Context, in *identityv1.DisableUserRequest) (*identityv1.User, error) {
 	if err := admit(ctx, "DisableUser"); err != nil {
 		return nil, err
@@ -168,6 +186,58 @@ func (r *server) ListServiceAccounts(ctx context.Context, in *identityv1.ListSer
 		out.Accounts = append(out.Accounts, accountOnWire(u))
 	}
 	return out, nil
+}
+
+func (r *server) GetServiceAccount(ctx context.Context, in *identityv1.GetServiceAccountRequest) (*identityv1.ServiceAccount, error) {
+	at, id, err := r.admitAccount(ctx, "GetServiceAccount", in)
+	if err != nil {
+		return nil, err
+	}
+	u, err := r.s.account(ctx, at, id)
+	if err != nil {
+		return nil, err
+	}
+	return accountOnWire(u), nil
+}
+
+// admitAccount authorizes a call about a service account of a project. It returns the project and the ID of the account,
+// which the request may name by its username.
+func (r *server) admitAccount(ctx context.Context, method string, in interface {
+	GetOrgId() string
+	GetProjectId() string
+	GetId() string
+}) (at cloud.Tenant, id cloud.UserID, err error) {
+	if at, err = auth.Admit(ctx, auth.Method(service+method), in.GetOrgId(), in.GetProjectId()); err != nil {
+		return at, "", err
+	}
+	if id, err = r.s.principalID(ctx, in.GetId(), at); err != nil {
+		return at, "", err
+	}
+	return at, id, cloud.CheckCallerID("id", string(id))
+}
+
+func (r *server) UpdateServiceAccount(ctx context.Context, in *identityv1.UpdateServiceAccountRequest) (*identityv1.UpdateServiceAccountResponse, error) {
+	at, id, err := r.admitAccount(ctx, "UpdateServiceAccount", in)
+	if err != nil {
+		return nil, err
+	}
+	change := principal.AccountChange{Tenant: at, ID: id, Expires: in.ExpiresAt}
+	for _, role := range in.GetRoles() {
+		change.Roles = append(change.Roles, cloud.Role(role))
+	}
+	if err := change.Check(r.s.now().UnixMilli()); err != nil {
+		return nil, err
+	}
+	var secret principal.Secret
+	if in.GetNewSecret() {
+		secret = principal.NewSecretFor(r.s.opts.Key, id)
+		change.Sealed = secret.Sealed
+	}
+	u, err := updateAccountCommand.Call(ctx, r.s.opts.Commands, change)
+	if err != nil {
+		return nil, err
+	}
+	return &identityv1.UpdateServiceAccountResponse{Account: accountOnWire(&u), Secret: secret.Text}, nil
 }
 
 func (r *server) DeleteServiceAccount(ctx context.Context, in *identityv1.DeleteServiceAccountRequest) (*emptypb.Empty, error) {

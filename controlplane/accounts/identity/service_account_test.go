@@ -119,6 +119,9 @@ func TestServiceAccountCannotGrantAccess(t *testing.T) {
 		"create an account": func(ctx context.Context) error {
 			return errOf(r.CreateServiceAccount(ctx, &identityv1.CreateServiceAccountRequest{Name: "more", Roles: []string{"project:viewer"}}))
 		},
+		"change an account": func(ctx context.Context) error {
+			return errOf(r.UpdateServiceAccount(ctx, &identityv1.UpdateServiceAccountRequest{Id: id, Roles: []string{"project:viewer"}}))
+		},
 		"set a user's password": func(ctx context.Context) error {
 			return errOf(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one", CurrentPassword: secret}))
 		},

@@ -267,7 +267,7 @@ func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgI
 
 // alive returns the bindings (roles of a principal) whose org and project exist. It omits a binding to a deleted
 // project, even if a new project has the same ID.
-func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err error) {
+func alive(v store.Reader, all []cloud.Binding) (bindings []cloud.Binding, err error) {
 	for _, b := range all {
 		if b.Org != "" {
 			if o, err := tenant.FindOrg(v, b.Org); err != nil {

@@ -33,6 +33,8 @@
 package tenant
 
 import (
+	"cmp"
+
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
@@ -142,6 +144,27 @@ func CreateOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
 	return o, nil
 }
 
+// RenameOrg changes the display name of an org. An empty name means the ID. It returns NotFound if the org does not
+// exist.
+func RenameOrg(tx *store.Tx, id cloud.OrgID, name string) (*Org, error) {
+	if err := cloud.CheckCallerID("id", string(id)); err != nil {
+		return nil, err
+	}
+	if err := CheckName("name", name); err != nil {
+		return nil, err
+	}
+	o, err := FindOrg(tx, id)
+	if err != nil {
+		return nil, err
+	}
+	if o == nil {
+		return nil, NoOrg(id)
+	}
+	o.Name = cmp.Or(name, string(id))
+	Orgs.Put(tx, o, string(id))
+	return o, nil
+}
+
 // DeleteOrg marks an org as deleted. It returns FailedPrecondition for an org with projects, and for the default org.
 func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
 	o, err := FindOrg(tx, id)
@@ -211,6 +234,27 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 	for _, kind := range kinds {
 		usages.Put(tx, &Amount{}, string(t.Project), string(kind))
 	}
+	return p, nil
+}
+
+// RenameProject changes the display name of a project. An empty name means the ID. It returns NotFound if the project
+// does not exist.
+func RenameProject(tx *store.Tx, id cloud.ProjectID, name string) (*Project, error) {
+	if err := cloud.CheckCallerID("id", string(id)); err != nil {
+		return nil, err
+	}
+	if err := CheckName("name", name); err != nil {
+		return nil, err
+	}
+	p, err := Find(tx, id)
+	if err != nil {
+		return nil, err
+	}
+	if p == nil {
+		return nil, NoProject(id)
+	}
+	p.Name = cmp.Or(name, string(id))
+	Projects.Put(tx, p, string(id))
 	return p, nil
 }
 

@@ -30,6 +30,7 @@ func (s *Service) Routes(r *rest.Server) {
 		{Method: http.MethodGet, Path: "/api/v1/all-snapshots", RPC: "ListAllSnapshots"},
 		{Method: http.MethodPost, Path: all, RPC: "CreateSnapshot", Creates: true},
 		{Method: http.MethodGet, Path: one, RPC: "GetSnapshot"},
+		{Method: http.MethodPatch, Path: one, RPC: "UpdateSnapshot"},
 		{Method: http.MethodDelete, Path: one, RPC: "DeleteSnapshot"},
 		{Method: http.MethodGet, Path: one + "/export", RPC: "ExportSnapshot", Media: "application/octet-stream"},
 		{Method: http.MethodPost, Path: one + "/volumes", RPC: "CreateVolumeFromSnapshot", Creates: true},

@@ -119,6 +119,19 @@ func (r *server) ListAllSnapshots(ctx context.Context, in *storagev1.ListAllSnap
 	return out, nil
 }
 
+func (r *server) UpdateSnapshot(ctx context.Context, in *storagev1.UpdateSnapshotRequest) (*storagev1.Snapshot, error) {
+	t, err := admit(ctx, "UpdateSnapshot", in)
+	if err != nil {
+		return nil, err
+	}
+	out, err := r.s.Update(ctx, t, cloud.SnapshotID(in.GetSnapshotId()), in.GetName(), in.GetLabels(), rpc.BodyHash(in))
+	if err != nil {
+		return nil, err
+	}
+	rpc.Replayed(ctx, out.Replayed)
+	return convert.Snapshot(&out.Snapshots[0]), nil
+}
+
 func (r *server) DeleteSnapshot(ctx context.Context, in *storagev1.DeleteSnapshotRequest) (*emptypb.Empty, error) {
 	t, err := admit(ctx, "DeleteSnapshot", in)
 	if err != nil {

@@ -55,7 +55,7 @@ type Service struct {
 // the content of snapshots.
 func New(s *store.Store, commands *leader.Commands, volumes *volume.Service, read Reader) *Service {
 	c := &Service{s, commands, volumes, read}
-	leader.Register(commands, c, createCommand, createOfVMCommand, deleteCommand, createVolumeCommand)
+	leader.Register(commands, c, createCommand, createOfVMCommand, updateCommand, deleteCommand, createVolumeCommand)
 	return c
 }
 
@@ -79,6 +79,7 @@ type change struct {
 var (
 	createCommand       = newCommand("snapshot.create", "CreateSnapshot", (*Service).createOnLeader)
 	createOfVMCommand   = newCommand("snapshot.create-of-vm", "CreateVmSnapshots", (*Service).createOfVMOnLeader)
+	updateCommand       = newCommand("snapshot.update", "UpdateSnapshot", (*Service).updateOnLeader)
 	deleteCommand       = newCommand("snapshot.delete", "DeleteSnapshot", (*Service).removeOnLeader)
 	createVolumeCommand = newCommand("snapshot.create-volume", "CreateVolumeFromSnapshot", (*Service).createVolumeOnLeader)
 )
@@ -175,6 +176,31 @@ func (*Service) createOfVMOnLeader(ctx context.Context, tx *store.Tx, q *change)
 		out.Snapshots = append(out.Snapshots, one)
 	}
 	return out, nil
+}
+
+// Update changes the name of a snapshot, unless name is empty, and merges labels into those of the snapshot.
+func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.SnapshotID, name string, labels map[string]string, body [32]byte) (Result, error) {
+	if err := cloud.CheckUUID("snapshot_id", string(id)); err != nil {
+		return Result{}, err
+	}
+	if name != "" {
+		if err := cloud.CheckName("name", name); err != nil {
+			return Result{}, err
+		}
+	}
+	if err := cloud.CheckPairs("labels", labels); err != nil {
+		return Result{}, err
+	}
+	return updateCommand.Call(ctx, s.commands, change{Tenant: t, Snapshot: cloud.Snapshot{ID: id, Name: name, Labels: labels}, Body: body})
+}
+
+// updateOnLeader implements Update in a transaction of the leader.
+func (*Service) updateOnLeader(_ context.Context, tx *store.Tx, q *change) (Result, error) {
+	one, err := volume.UpdateSnapshot(tx, q.Tenant, q.Snapshot.ID, q.Snapshot.Name, q.Snapshot.Labels)
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{Snapshots: []cloud.Snapshot{*one}}, nil
 }
 
 // Delete deletes the record of a snapshot. The host deletes the bytes later.

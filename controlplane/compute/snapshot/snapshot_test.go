@@ -170,6 +170,51 @@ func TestSnapshotLife(t *testing.T) {
 	w.deleteSnapshot(s)
 }
 
+// TestUpdateSnapshot renames a snapshot and changes its labels. The old name is free then, and the host gets nothing.
+func TestUpdateSnapshot(t *testing.T) {
+	w := newWorld(t)
+	data := w.volume("data", 6)
+	s, err := w.create(data, "daily")
+	require.NoError(t, err)
+	w.report(s, complete)
+	second, err := w.create(data, "second")
+	require.NoError(t, err)
+	generation := w.assigned(data).Generation
+	update := func(at cloud.Tenant, name string, labels map[string]string) (Result, error) {
+		return w.snapshots.Update(w.as(at, ""), at, s.ID, name, labels, [32]byte{})
+	}
+
+	out, err := update(acme, "release", map[string]string{"env": "prod", "team": "shop"})
+	require.NoError(t, err)
+	require.Equal(t, "release", out.Snapshots[0].Name)
+	_, err = update(acme, "", map[string]string{"team": ""})
+	require.NoError(t, err)
+	have := w.get(s.ID)
+	require.Equal(t, []any{"release", map[string]string{"env": "prod"}, cloud.SnapshotAvailable}, []any{have.Name, have.Labels, have.Status})
+	require.Equal(t, generation, w.assigned(data).Generation, "the host does not know names and labels")
+
+	for says, c := range map[string]struct {
+		at     cloud.Tenant
+		name   string
+		labels map[string]string
+		kind   fault.Kind
+	}{
+		"the name of another snapshot": {acme, "second", nil, fault.AlreadyExists},
+		"an invalid name":              {acme, "Not A Name", nil, fault.InvalidArgument},
+		"an invalid label":             {acme, "", map[string]string{"": "x"}, fault.InvalidArgument},
+		"a snapshot of another org":    {other, "mine", nil, fault.NotFound},
+	} {
+		_, err := update(c.at, c.name, c.labels)
+		require.True(t, fault.Is(err, c.kind), "%s: %v", says, err)
+	}
+	w.report(second, complete)
+	third, err := w.create(data, "daily")
+	require.NoError(t, err, "the old name is not free")
+	w.report(third, complete)
+	_, err = w.create(data, "release")
+	require.True(t, fault.Is(err, fault.AlreadyExists), "the new name is free: %v", err)
+}
+
 // restore makes a volume from an AVAILABLE snapshot of 6 GiB. Until the host has made it, the snapshot cannot be
 // deleted.
 func (w *world) restore(s cloud.Snapshot) {

@@ -1,6 +1,8 @@
 package volume
 
 import (
+	"maps"
+
 	"github.com/trivet-cloud/trivet/controlplane/accounts/tenant"
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/controlplane/compute/storageclass"
@@ -115,7 +117,7 @@ func AddSnapshot(tx *store.Tx, t cloud.Tenant, s *cloud.Snapshot) error {
 		return err
 	}
 	if taken {
-		return fault.New(fault.AlreadyExists, "the project has a snapshot called %s", s.Name)
+		return errSnapshotExists(s.Name)
 	}
 	s.Org, s.Project, s.SizeGiB, s.Pool, s.PoolID, s.Node = t.Org, t.Project, v.SizeGiB, v.Pool, v.PoolID, v.Node
 	s.Counted = true
@@ -169,6 +171,40 @@ func snapshotAmount(s *cloud.Snapshot) tenant.Amount {
 		a.Snapshots = 1
 	}
 	return a
+}
+
+// UpdateSnapshot changes the name of a snapshot of the tenant t, unless name is empty, and merges labels into those of
+// the snapshot. The host does not know either. It returns the same errors as UpdateSnapshot of storage.v1.
+func UpdateSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID, name string, labels map[string]string) (*cloud.Snapshot, error) {
+	s, err := LookupSnapshot(tx, t, id)
+	if err != nil {
+		return nil, err
+	}
+	before := *s
+	if name != "" && name != s.Name {
+		taken, err := SnapshotNames.Has(tx, string(t.Project), name)
+		if err != nil {
+			return nil, err
+		}
+		if taken {
+			return nil, errSnapshotExists(name)
+		}
+		SnapshotNames.Delete(tx, string(t.Project), s.Name)
+		SnapshotNames.Put(tx, &s.ID, string(t.Project), name)
+		s.Name = name
+	}
+	s.Labels = cloud.Merge(s.Labels, labels)
+	if err := cloud.CheckSnapshot(s.Name, s.Labels); err != nil {
+		return nil, err
+	}
+	if s.Name != before.Name || !maps.Equal(s.Labels, before.Labels) {
+		Snapshots.Put(tx, s, string(t.Project), string(s.ID))
+	}
+	return s, nil
+}
+
+func errSnapshotExists(name string) error {
+	return fault.New(fault.AlreadyExists, "the project has a snapshot called %s", name)
 }
 
 // DropSnapshot marks a snapshot of the tenant t as deleted, so that the host deletes the bytes. The record is removed

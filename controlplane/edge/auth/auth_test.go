@@ -81,6 +81,7 @@ func TestAdmit(t *testing.T) {
 		{name: "a token of a project cannot cordon nodes", who: adminInP, method: cordon, kind: fault.PermissionDenied, says: "limited to o/p"},
 		{name: "a token of a project that does not exist cannot cordon nodes", who: caller(cloud.ProofHostKey, cloud.Tenant{Project: "p"}, in(cloud.SystemAdmin, "", "")), method: cordon, kind: fault.PermissionDenied, says: "limited to /p"},
 		{name: "a service account cannot create a service account", who: caller(cloud.ProofAppCred, op, in(cloud.ProjectAdmin, "o", "p")), method: identity + "CreateServiceAccount", kind: fault.PermissionDenied, says: "would outlive"},
+		{name: "a service account cannot change a service account", who: caller(cloud.ProofAppCred, op, in(cloud.ProjectAdmin, "o", "p")), method: identity + "UpdateServiceAccount", kind: fault.PermissionDenied, says: "would outlive"},
 		{name: "role that may delete images, but in another project than the token's", who: caller(cloud.ProofPassword, op, in(cloud.ProjectViewer, "o", "p"), in(cloud.ProjectMember, "o", "q")), method: images + "DeleteImage", kind: fault.PermissionDenied, says: "may not DeleteImage"},
 		{name: "admin with an org's token", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, project: "p", tenant: op},
 		{name: "admin with an org's token, another org", who: caller(cloud.ProofHostKey, cloud.Tenant{Org: "o"}, in(cloud.SystemAdmin, "", "")), method: get, org: "x", project: "p", kind: fault.PermissionDenied, says: "limited to org o"},

@@ -52,7 +52,8 @@ func allCallers() (all []*cloud.Caller) {
 // allowed decides by the authorization table whether c may call m in the tenant at. It is independent of what it
 // checks: it uses neither the Cedar policy nor the role functions of package cloud.
 func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
-	lasting := m == identity+"BindRole" || m == identity+"AcceptInvitation" || m == identity+"CreateServiceAccount"
+	lasting := m == identity+"BindRole" || m == identity+"AcceptInvitation" || m == identity+"CreateServiceAccount" ||
+		m == identity+"UpdateServiceAccount"
 	if lasting && (c.Proof == cloud.ProofAppCred || c.Proof == cloud.ProofDev) {
 		return false
 	}

@@ -127,6 +127,7 @@ var rules = map[Method]Rule{
 	snapshots + "GetSnapshot":              {OfProject, read},
 	snapshots + "ListSnapshots":            {OfProject, read},
 	snapshots + "ListAllSnapshots":         {Nowhere, nil},
+	snapshots + "UpdateSnapshot":           {OfProject, write},
 	snapshots + "DeleteSnapshot":           {OfProject, write},
 	snapshots + "CreateVolumeFromSnapshot": {OfProject, write},
 	snapshots + "ExportSnapshot":           {OfProject, write},
@@ -261,6 +262,7 @@ var rules = map[Method]Rule{
 	identity + "CreateUser":     {Nowhere, nil},
 	identity + "GetUser":        {Nowhere, nil},
 	identity + "ListUsers":      {Nowhere, nil},
+	identity + "UpdateUser":     {Nowhere, nil},
 	identity + "DisableUser":    {Nowhere, nil},
 	identity + "EnableUser":     {Nowhere, nil},
 	identity + "DeleteUser":     {Nowhere, nil},
@@ -271,8 +273,10 @@ var rules = map[Method]Rule{
 	identity + "RevokeKey":      {Nowhere, nil},
 
 	identity + "CreateOrg":     {Nowhere, nil},
+	identity + "UpdateOrg":     {OfPlace, govern},
 	identity + "DeleteOrg":     {Nowhere, nil},
 	identity + "CreateProject": {OfPlace, govern},
+	identity + "UpdateProject": {OfPlace, govern},
 	identity + "DeleteProject": {OfPlace, govern},
 	identity + "SetQuota":      {OfProjectOrOrg, nil},
 	identity + "GetQuota":      {OfProjectOrOrg, look},
@@ -287,6 +291,7 @@ var rules = map[Method]Rule{
 	identity + "CreateGroup":       {OfPlace, govern},
 	identity + "GetGroup":          {OfPlace, govern},
 	identity + "ListGroups":        {OfPlace, govern},
+	identity + "UpdateGroup":       {OfPlace, govern},
 	identity + "DeleteGroup":       {OfPlace, govern},
 	identity + "AddGroupMember":    {OfPlace, govern},
 	identity + "RemoveGroupMember": {OfPlace, govern},
@@ -299,6 +304,8 @@ var rules = map[Method]Rule{
 
 	identity + "CreateServiceAccount": {OfProject, manage},
 	identity + "ListServiceAccounts":  {OfProject, manage},
+	identity + "GetServiceAccount":    {OfProject, manage},
+	identity + "UpdateServiceAccount": {OfProject, manage},
 	identity + "DeleteServiceAccount": {OfProject, manage},
 
 	identity + "ListAuditRecords": {OfPlace, govern},

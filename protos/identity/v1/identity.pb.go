@@ -1342,6 +1342,67 @@ func (x *ListGroupsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type UpdateGroupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	OrgId string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Absent: the display name stays. Empty: the ID.
+	Name          *string `protobuf:"bytes,3,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateGroupRequest) Reset() {
+	*x = UpdateGroupRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateGroupRequest) ProtoMessage() {}
+
+func (x *UpdateGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateGroupRequest.ProtoReflect.Descriptor instead.
+func (*UpdateGroupRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *UpdateGroupRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *UpdateGroupRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateGroupRequest) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
 type DeleteGroupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -1352,7 +1413,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	mi := &file_identity_v1_identity_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1425,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[19]
+	mi := &file_identity_v1_identity_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1438,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{19}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteGroupRequest) GetOrgId() string {
@@ -1405,7 +1466,7 @@ type AddGroupMemberRequest struct {
 
 func (x *AddGroupMemberRequest) Reset() {
 	*x = AddGroupMemberRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[20]
+	mi := &file_identity_v1_identity_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1478,7 @@ func (x *AddGroupMemberRequest) String() string {
 func (*AddGroupMemberRequest) ProtoMessage() {}
 
 func (x *AddGroupMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[20]
+	mi := &file_identity_v1_identity_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1491,7 @@ func (x *AddGroupMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddGroupMemberRequest.ProtoReflect.Descriptor instead.
 func (*AddGroupMemberRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{20}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AddGroupMemberRequest) GetOrgId() string {
@@ -1465,7 +1526,7 @@ type RemoveGroupMemberRequest struct {
 
 func (x *RemoveGroupMemberRequest) Reset() {
 	*x = RemoveGroupMemberRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[21]
+	mi := &file_identity_v1_identity_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1538,7 @@ func (x *RemoveGroupMemberRequest) String() string {
 func (*RemoveGroupMemberRequest) ProtoMessage() {}
 
 func (x *RemoveGroupMemberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[21]
+	mi := &file_identity_v1_identity_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1551,7 @@ func (x *RemoveGroupMemberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroupMemberRequest.ProtoReflect.Descriptor instead.
 func (*RemoveGroupMemberRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{21}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RemoveGroupMemberRequest) GetOrgId() string {
@@ -1526,7 +1587,7 @@ type ListGroupMembersRequest struct {
 
 func (x *ListGroupMembersRequest) Reset() {
 	*x = ListGroupMembersRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[22]
+	mi := &file_identity_v1_identity_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1599,7 @@ func (x *ListGroupMembersRequest) String() string {
 func (*ListGroupMembersRequest) ProtoMessage() {}
 
 func (x *ListGroupMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[22]
+	mi := &file_identity_v1_identity_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1612,7 @@ func (x *ListGroupMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupMembersRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{22}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListGroupMembersRequest) GetOrgId() string {
@@ -1592,7 +1653,7 @@ type ListGroupMembersResponse struct {
 
 func (x *ListGroupMembersResponse) Reset() {
 	*x = ListGroupMembersResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[23]
+	mi := &file_identity_v1_identity_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +1665,7 @@ func (x *ListGroupMembersResponse) String() string {
 func (*ListGroupMembersResponse) ProtoMessage() {}
 
 func (x *ListGroupMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[23]
+	mi := &file_identity_v1_identity_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +1678,7 @@ func (x *ListGroupMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupMembersResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{23}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListGroupMembersResponse) GetUserIds() []string {
@@ -1647,7 +1708,7 @@ type Identity struct {
 
 func (x *Identity) Reset() {
 	*x = Identity{}
-	mi := &file_identity_v1_identity_proto_msgTypes[24]
+	mi := &file_identity_v1_identity_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +1720,7 @@ func (x *Identity) String() string {
 func (*Identity) ProtoMessage() {}
 
 func (x *Identity) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[24]
+	mi := &file_identity_v1_identity_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +1733,7 @@ func (x *Identity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Identity.ProtoReflect.Descriptor instead.
 func (*Identity) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{24}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Identity) GetProvider() string {
@@ -1703,7 +1764,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_identity_v1_identity_proto_msgTypes[25]
+	mi := &file_identity_v1_identity_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1776,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[25]
+	mi := &file_identity_v1_identity_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1789,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{25}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Binding) GetRole() string {
@@ -1765,7 +1826,7 @@ type CreateUserRequest struct {
 
 func (x *CreateUserRequest) Reset() {
 	*x = CreateUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	mi := &file_identity_v1_identity_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +1838,7 @@ func (x *CreateUserRequest) String() string {
 func (*CreateUserRequest) ProtoMessage() {}
 
 func (x *CreateUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[26]
+	mi := &file_identity_v1_identity_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +1851,7 @@ func (x *CreateUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateUserRequest.ProtoReflect.Descriptor instead.
 func (*CreateUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{26}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateUserRequest) GetId() string {
@@ -1824,7 +1885,7 @@ type GetUserRequest struct {
 
 func (x *GetUserRequest) Reset() {
 	*x = GetUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[27]
+	mi := &file_identity_v1_identity_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +1897,7 @@ func (x *GetUserRequest) String() string {
 func (*GetUserRequest) ProtoMessage() {}
 
 func (x *GetUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[27]
+	mi := &file_identity_v1_identity_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +1910,7 @@ func (x *GetUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetUserRequest.ProtoReflect.Descriptor instead.
 func (*GetUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{27}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetUserRequest) GetId() string {
@@ -1869,7 +1930,7 @@ type ListUsersRequest struct {
 
 func (x *ListUsersRequest) Reset() {
 	*x = ListUsersRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[28]
+	mi := &file_identity_v1_identity_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1881,7 +1942,7 @@ func (x *ListUsersRequest) String() string {
 func (*ListUsersRequest) ProtoMessage() {}
 
 func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[28]
+	mi := &file_identity_v1_identity_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1894,7 +1955,7 @@ func (x *ListUsersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersRequest.ProtoReflect.Descriptor instead.
 func (*ListUsersRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{28}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListUsersRequest) GetPageSize() int32 {
@@ -1921,7 +1982,7 @@ type ListUsersResponse struct {
 
 func (x *ListUsersResponse) Reset() {
 	*x = ListUsersResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[29]
+	mi := &file_identity_v1_identity_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +1994,7 @@ func (x *ListUsersResponse) String() string {
 func (*ListUsersResponse) ProtoMessage() {}
 
 func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[29]
+	mi := &file_identity_v1_identity_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2007,7 @@ func (x *ListUsersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsersResponse.ProtoReflect.Descriptor instead.
 func (*ListUsersResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{29}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListUsersResponse) GetUsers() []*User {
@@ -1963,6 +2024,59 @@ func (x *ListUsersResponse) GetNextPageToken() string {
 	return ""
 }
 
+type UpdateUserRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	UserId string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	// Absent: the display name stays.
+	Name          *string `protobuf:"bytes,2,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateUserRequest) Reset() {
+	*x = UpdateUserRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateUserRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateUserRequest) ProtoMessage() {}
+
+func (x *UpdateUserRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateUserRequest.ProtoReflect.Descriptor instead.
+func (*UpdateUserRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *UpdateUserRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *UpdateUserRequest) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
 type DisableUserRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	UserId        string                 `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
@@ -1972,7 +2086,7 @@ type DisableUserRequest struct {
 
 func (x *DisableUserRequest) Reset() {
 	*x = DisableUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[30]
+	mi := &file_identity_v1_identity_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2098,7 @@ func (x *DisableUserRequest) String() string {
 func (*DisableUserRequest) ProtoMessage() {}
 
 func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[30]
+	mi := &file_identity_v1_identity_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2111,7 @@ func (x *DisableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisableUserRequest.ProtoReflect.Descriptor instead.
 func (*DisableUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{30}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DisableUserRequest) GetUserId() string {
@@ -2016,7 +2130,7 @@ type EnableUserRequest struct {
 
 func (x *EnableUserRequest) Reset() {
 	*x = EnableUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	mi := &file_identity_v1_identity_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2142,7 @@ func (x *EnableUserRequest) String() string {
 func (*EnableUserRequest) ProtoMessage() {}
 
 func (x *EnableUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[31]
+	mi := &file_identity_v1_identity_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2155,7 @@ func (x *EnableUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnableUserRequest.ProtoReflect.Descriptor instead.
 func (*EnableUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{31}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EnableUserRequest) GetUserId() string {
@@ -2060,7 +2174,7 @@ type DeleteUserRequest struct {
 
 func (x *DeleteUserRequest) Reset() {
 	*x = DeleteUserRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[32]
+	mi := &file_identity_v1_identity_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2186,7 @@ func (x *DeleteUserRequest) String() string {
 func (*DeleteUserRequest) ProtoMessage() {}
 
 func (x *DeleteUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[32]
+	mi := &file_identity_v1_identity_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2199,7 @@ func (x *DeleteUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteUserRequest.ProtoReflect.Descriptor instead.
 func (*DeleteUserRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{32}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteUserRequest) GetUserId() string {
@@ -2108,7 +2222,7 @@ type SetPasswordRequest struct {
 
 func (x *SetPasswordRequest) Reset() {
 	*x = SetPasswordRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[33]
+	mi := &file_identity_v1_identity_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2120,7 +2234,7 @@ func (x *SetPasswordRequest) String() string {
 func (*SetPasswordRequest) ProtoMessage() {}
 
 func (x *SetPasswordRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[33]
+	mi := &file_identity_v1_identity_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2133,7 +2247,7 @@ func (x *SetPasswordRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPasswordRequest.ProtoReflect.Descriptor instead.
 func (*SetPasswordRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{33}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetPasswordRequest) GetUserId() string {
@@ -2167,7 +2281,7 @@ type LinkIdentityRequest struct {
 
 func (x *LinkIdentityRequest) Reset() {
 	*x = LinkIdentityRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[34]
+	mi := &file_identity_v1_identity_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2293,7 @@ func (x *LinkIdentityRequest) String() string {
 func (*LinkIdentityRequest) ProtoMessage() {}
 
 func (x *LinkIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[34]
+	mi := &file_identity_v1_identity_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2306,7 @@ func (x *LinkIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkIdentityRequest.ProtoReflect.Descriptor instead.
 func (*LinkIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{34}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LinkIdentityRequest) GetUserId() string {
@@ -2219,7 +2333,7 @@ type UnlinkIdentityRequest struct {
 
 func (x *UnlinkIdentityRequest) Reset() {
 	*x = UnlinkIdentityRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[35]
+	mi := &file_identity_v1_identity_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2345,7 @@ func (x *UnlinkIdentityRequest) String() string {
 func (*UnlinkIdentityRequest) ProtoMessage() {}
 
 func (x *UnlinkIdentityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[35]
+	mi := &file_identity_v1_identity_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2358,7 @@ func (x *UnlinkIdentityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnlinkIdentityRequest.ProtoReflect.Descriptor instead.
 func (*UnlinkIdentityRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{35}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UnlinkIdentityRequest) GetUserId() string {
@@ -2273,7 +2387,7 @@ type BindRoleRequest struct {
 
 func (x *BindRoleRequest) Reset() {
 	*x = BindRoleRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[36]
+	mi := &file_identity_v1_identity_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2399,7 @@ func (x *BindRoleRequest) String() string {
 func (*BindRoleRequest) ProtoMessage() {}
 
 func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[36]
+	mi := &file_identity_v1_identity_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2412,7 @@ func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRoleRequest.ProtoReflect.Descriptor instead.
 func (*BindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{36}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *BindRoleRequest) GetUserId() string {
@@ -2332,7 +2446,7 @@ type BindRoleResponse struct {
 
 func (x *BindRoleResponse) Reset() {
 	*x = BindRoleResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[37]
+	mi := &file_identity_v1_identity_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2458,7 @@ func (x *BindRoleResponse) String() string {
 func (*BindRoleResponse) ProtoMessage() {}
 
 func (x *BindRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[37]
+	mi := &file_identity_v1_identity_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2471,7 @@ func (x *BindRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRoleResponse.ProtoReflect.Descriptor instead.
 func (*BindRoleResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{37}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *BindRoleResponse) GetPending() bool {
@@ -2379,7 +2493,7 @@ type UnbindRoleRequest struct {
 
 func (x *UnbindRoleRequest) Reset() {
 	*x = UnbindRoleRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[38]
+	mi := &file_identity_v1_identity_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +2505,7 @@ func (x *UnbindRoleRequest) String() string {
 func (*UnbindRoleRequest) ProtoMessage() {}
 
 func (x *UnbindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[38]
+	mi := &file_identity_v1_identity_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +2518,7 @@ func (x *UnbindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnbindRoleRequest.ProtoReflect.Descriptor instead.
 func (*UnbindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{38}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UnbindRoleRequest) GetUserId() string {
@@ -2440,7 +2554,7 @@ type ListBindingsRequest struct {
 
 func (x *ListBindingsRequest) Reset() {
 	*x = ListBindingsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[39]
+	mi := &file_identity_v1_identity_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2566,7 @@ func (x *ListBindingsRequest) String() string {
 func (*ListBindingsRequest) ProtoMessage() {}
 
 func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[39]
+	mi := &file_identity_v1_identity_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2579,7 @@ func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsRequest.ProtoReflect.Descriptor instead.
 func (*ListBindingsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{39}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListBindingsRequest) GetOrgId() string {
@@ -2515,7 +2629,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_identity_v1_identity_proto_msgTypes[40]
+	mi := &file_identity_v1_identity_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2641,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[40]
+	mi := &file_identity_v1_identity_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2654,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{40}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Grant) GetUserId() string {
@@ -2595,7 +2709,7 @@ type ListBindingsResponse struct {
 
 func (x *ListBindingsResponse) Reset() {
 	*x = ListBindingsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[41]
+	mi := &file_identity_v1_identity_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2721,7 @@ func (x *ListBindingsResponse) String() string {
 func (*ListBindingsResponse) ProtoMessage() {}
 
 func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[41]
+	mi := &file_identity_v1_identity_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2734,7 @@ func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsResponse.ProtoReflect.Descriptor instead.
 func (*ListBindingsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{41}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListBindingsResponse) GetGrants() []*Grant {
@@ -2651,7 +2765,7 @@ type Invitation struct {
 
 func (x *Invitation) Reset() {
 	*x = Invitation{}
-	mi := &file_identity_v1_identity_proto_msgTypes[42]
+	mi := &file_identity_v1_identity_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2777,7 @@ func (x *Invitation) String() string {
 func (*Invitation) ProtoMessage() {}
 
 func (x *Invitation) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[42]
+	mi := &file_identity_v1_identity_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2790,7 @@ func (x *Invitation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invitation.ProtoReflect.Descriptor instead.
 func (*Invitation) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{42}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Invitation) GetBinding() *Binding {
@@ -2717,7 +2831,7 @@ type ListInvitationsRequest struct {
 
 func (x *ListInvitationsRequest) Reset() {
 	*x = ListInvitationsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[43]
+	mi := &file_identity_v1_identity_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2729,7 +2843,7 @@ func (x *ListInvitationsRequest) String() string {
 func (*ListInvitationsRequest) ProtoMessage() {}
 
 func (x *ListInvitationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[43]
+	mi := &file_identity_v1_identity_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2742,7 +2856,7 @@ func (x *ListInvitationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitationsRequest.ProtoReflect.Descriptor instead.
 func (*ListInvitationsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{43}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListInvitationsRequest) GetPageSize() int32 {
@@ -2769,7 +2883,7 @@ type ListInvitationsResponse struct {
 
 func (x *ListInvitationsResponse) Reset() {
 	*x = ListInvitationsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[44]
+	mi := &file_identity_v1_identity_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +2895,7 @@ func (x *ListInvitationsResponse) String() string {
 func (*ListInvitationsResponse) ProtoMessage() {}
 
 func (x *ListInvitationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[44]
+	mi := &file_identity_v1_identity_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +2908,7 @@ func (x *ListInvitationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitationsResponse.ProtoReflect.Descriptor instead.
 func (*ListInvitationsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{44}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListInvitationsResponse) GetInvitations() []*Invitation {
@@ -2820,7 +2934,7 @@ type AcceptInvitationRequest struct {
 
 func (x *AcceptInvitationRequest) Reset() {
 	*x = AcceptInvitationRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[45]
+	mi := &file_identity_v1_identity_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +2946,7 @@ func (x *AcceptInvitationRequest) String() string {
 func (*AcceptInvitationRequest) ProtoMessage() {}
 
 func (x *AcceptInvitationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[45]
+	mi := &file_identity_v1_identity_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +2959,7 @@ func (x *AcceptInvitationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptInvitationRequest.ProtoReflect.Descriptor instead.
 func (*AcceptInvitationRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{45}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AcceptInvitationRequest) GetBinding() *Binding {
@@ -2864,7 +2978,7 @@ type DeclineInvitationRequest struct {
 
 func (x *DeclineInvitationRequest) Reset() {
 	*x = DeclineInvitationRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[46]
+	mi := &file_identity_v1_identity_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +2990,7 @@ func (x *DeclineInvitationRequest) String() string {
 func (*DeclineInvitationRequest) ProtoMessage() {}
 
 func (x *DeclineInvitationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[46]
+	mi := &file_identity_v1_identity_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3003,7 @@ func (x *DeclineInvitationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeclineInvitationRequest.ProtoReflect.Descriptor instead.
 func (*DeclineInvitationRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{46}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeclineInvitationRequest) GetBinding() *Binding {
@@ -2921,7 +3035,7 @@ type ServiceAccount struct {
 
 func (x *ServiceAccount) Reset() {
 	*x = ServiceAccount{}
-	mi := &file_identity_v1_identity_proto_msgTypes[47]
+	mi := &file_identity_v1_identity_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3047,7 @@ func (x *ServiceAccount) String() string {
 func (*ServiceAccount) ProtoMessage() {}
 
 func (x *ServiceAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[47]
+	mi := &file_identity_v1_identity_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3060,7 @@ func (x *ServiceAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceAccount.ProtoReflect.Descriptor instead.
 func (*ServiceAccount) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{47}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ServiceAccount) GetId() string {
@@ -3028,7 +3142,7 @@ type CreateServiceAccountRequest struct {
 
 func (x *CreateServiceAccountRequest) Reset() {
 	*x = CreateServiceAccountRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[48]
+	mi := &file_identity_v1_identity_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3154,7 @@ func (x *CreateServiceAccountRequest) String() string {
 func (*CreateServiceAccountRequest) ProtoMessage() {}
 
 func (x *CreateServiceAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[48]
+	mi := &file_identity_v1_identity_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3167,7 @@ func (x *CreateServiceAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceAccountRequest.ProtoReflect.Descriptor instead.
 func (*CreateServiceAccountRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{48}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreateServiceAccountRequest) GetOrgId() string {
@@ -3102,7 +3216,7 @@ type CreateServiceAccountResponse struct {
 
 func (x *CreateServiceAccountResponse) Reset() {
 	*x = CreateServiceAccountResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[49]
+	mi := &file_identity_v1_identity_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3114,7 +3228,7 @@ func (x *CreateServiceAccountResponse) String() string {
 func (*CreateServiceAccountResponse) ProtoMessage() {}
 
 func (x *CreateServiceAccountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[49]
+	mi := &file_identity_v1_identity_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3127,7 +3241,7 @@ func (x *CreateServiceAccountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateServiceAccountResponse.ProtoReflect.Descriptor instead.
 func (*CreateServiceAccountResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{49}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreateServiceAccountResponse) GetAccount() *ServiceAccount {
@@ -3156,7 +3270,7 @@ type ListServiceAccountsRequest struct {
 
 func (x *ListServiceAccountsRequest) Reset() {
 	*x = ListServiceAccountsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[50]
+	mi := &file_identity_v1_identity_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3282,7 @@ func (x *ListServiceAccountsRequest) String() string {
 func (*ListServiceAccountsRequest) ProtoMessage() {}
 
 func (x *ListServiceAccountsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[50]
+	mi := &file_identity_v1_identity_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3295,7 @@ func (x *ListServiceAccountsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceAccountsRequest.ProtoReflect.Descriptor instead.
 func (*ListServiceAccountsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{50}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListServiceAccountsRequest) GetOrgId() string {
@@ -3222,7 +3336,7 @@ type ListServiceAccountsResponse struct {
 
 func (x *ListServiceAccountsResponse) Reset() {
 	*x = ListServiceAccountsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[51]
+	mi := &file_identity_v1_identity_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3348,7 @@ func (x *ListServiceAccountsResponse) String() string {
 func (*ListServiceAccountsResponse) ProtoMessage() {}
 
 func (x *ListServiceAccountsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[51]
+	mi := &file_identity_v1_identity_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3361,7 @@ func (x *ListServiceAccountsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServiceAccountsResponse.ProtoReflect.Descriptor instead.
 func (*ListServiceAccountsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{51}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListServiceAccountsResponse) GetAccounts() []*ServiceAccount {
@@ -3264,6 +3378,207 @@ func (x *ListServiceAccountsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type GetServiceAccountRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	// The ID or the username of the account.
+	Id            string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetServiceAccountRequest) Reset() {
+	*x = GetServiceAccountRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetServiceAccountRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetServiceAccountRequest) ProtoMessage() {}
+
+func (x *GetServiceAccountRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetServiceAccountRequest.ProtoReflect.Descriptor instead.
+func (*GetServiceAccountRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *GetServiceAccountRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *GetServiceAccountRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *GetServiceAccountRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type UpdateServiceAccountRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Id        string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	// As in CreateServiceAccountRequest: all roles that the account has then. Empty: the roles stay.
+	Roles []string `protobuf:"bytes,4,rep,name=roles,proto3" json:"roles,omitempty"`
+	// Absent: the end stays. 0: never.
+	ExpiresAt *int64 `protobuf:"varint,5,opt,name=expires_at,json=expiresAt,proto3,oneof" json:"expires_at,omitempty"`
+	// Replaces the secret with a new one, which the response has.
+	NewSecret     bool `protobuf:"varint,6,opt,name=new_secret,json=newSecret,proto3" json:"new_secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateServiceAccountRequest) Reset() {
+	*x = UpdateServiceAccountRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateServiceAccountRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateServiceAccountRequest) ProtoMessage() {}
+
+func (x *UpdateServiceAccountRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateServiceAccountRequest.ProtoReflect.Descriptor instead.
+func (*UpdateServiceAccountRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *UpdateServiceAccountRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *UpdateServiceAccountRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *UpdateServiceAccountRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateServiceAccountRequest) GetRoles() []string {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+func (x *UpdateServiceAccountRequest) GetExpiresAt() int64 {
+	if x != nil && x.ExpiresAt != nil {
+		return *x.ExpiresAt
+	}
+	return 0
+}
+
+func (x *UpdateServiceAccountRequest) GetNewSecret() bool {
+	if x != nil {
+		return x.NewSecret
+	}
+	return false
+}
+
+type UpdateServiceAccountResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Account *ServiceAccount        `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
+	// The new secret. Empty without new_secret.
+	Secret        string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateServiceAccountResponse) Reset() {
+	*x = UpdateServiceAccountResponse{}
+	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateServiceAccountResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateServiceAccountResponse) ProtoMessage() {}
+
+func (x *UpdateServiceAccountResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateServiceAccountResponse.ProtoReflect.Descriptor instead.
+func (*UpdateServiceAccountResponse) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *UpdateServiceAccountResponse) GetAccount() *ServiceAccount {
+	if x != nil {
+		return x.Account
+	}
+	return nil
+}
+
+func (x *UpdateServiceAccountResponse) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
 type DeleteServiceAccountRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -3275,7 +3590,7 @@ type DeleteServiceAccountRequest struct {
 
 func (x *DeleteServiceAccountRequest) Reset() {
 	*x = DeleteServiceAccountRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[52]
+	mi := &file_identity_v1_identity_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +3602,7 @@ func (x *DeleteServiceAccountRequest) String() string {
 func (*DeleteServiceAccountRequest) ProtoMessage() {}
 
 func (x *DeleteServiceAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[52]
+	mi := &file_identity_v1_identity_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3300,7 +3615,7 @@ func (x *DeleteServiceAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteServiceAccountRequest.ProtoReflect.Descriptor instead.
 func (*DeleteServiceAccountRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{52}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeleteServiceAccountRequest) GetOrgId() string {
@@ -3335,7 +3650,7 @@ type Org struct {
 
 func (x *Org) Reset() {
 	*x = Org{}
-	mi := &file_identity_v1_identity_proto_msgTypes[53]
+	mi := &file_identity_v1_identity_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3662,7 @@ func (x *Org) String() string {
 func (*Org) ProtoMessage() {}
 
 func (x *Org) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[53]
+	mi := &file_identity_v1_identity_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3675,7 @@ func (x *Org) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Org.ProtoReflect.Descriptor instead.
 func (*Org) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{53}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Org) GetId() string {
@@ -3395,7 +3710,7 @@ type CreateOrgRequest struct {
 
 func (x *CreateOrgRequest) Reset() {
 	*x = CreateOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	mi := &file_identity_v1_identity_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3407,7 +3722,7 @@ func (x *CreateOrgRequest) String() string {
 func (*CreateOrgRequest) ProtoMessage() {}
 
 func (x *CreateOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[54]
+	mi := &file_identity_v1_identity_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3420,7 +3735,7 @@ func (x *CreateOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateOrgRequest.ProtoReflect.Descriptor instead.
 func (*CreateOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{54}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateOrgRequest) GetId() string {
@@ -3446,7 +3761,7 @@ type GetOrgRequest struct {
 
 func (x *GetOrgRequest) Reset() {
 	*x = GetOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	mi := &file_identity_v1_identity_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3773,7 @@ func (x *GetOrgRequest) String() string {
 func (*GetOrgRequest) ProtoMessage() {}
 
 func (x *GetOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[55]
+	mi := &file_identity_v1_identity_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3786,7 @@ func (x *GetOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOrgRequest.ProtoReflect.Descriptor instead.
 func (*GetOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{55}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetOrgRequest) GetId() string {
@@ -3491,7 +3806,7 @@ type ListOrgsRequest struct {
 
 func (x *ListOrgsRequest) Reset() {
 	*x = ListOrgsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	mi := &file_identity_v1_identity_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3503,7 +3818,7 @@ func (x *ListOrgsRequest) String() string {
 func (*ListOrgsRequest) ProtoMessage() {}
 
 func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[56]
+	mi := &file_identity_v1_identity_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3516,7 +3831,7 @@ func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsRequest.ProtoReflect.Descriptor instead.
 func (*ListOrgsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{56}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListOrgsRequest) GetPageSize() int32 {
@@ -3543,7 +3858,7 @@ type ListOrgsResponse struct {
 
 func (x *ListOrgsResponse) Reset() {
 	*x = ListOrgsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[57]
+	mi := &file_identity_v1_identity_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3555,7 +3870,7 @@ func (x *ListOrgsResponse) String() string {
 func (*ListOrgsResponse) ProtoMessage() {}
 
 func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[57]
+	mi := &file_identity_v1_identity_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3568,7 +3883,7 @@ func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsResponse.ProtoReflect.Descriptor instead.
 func (*ListOrgsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{57}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListOrgsResponse) GetOrgs() []*Org {
@@ -3585,6 +3900,59 @@ func (x *ListOrgsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type UpdateOrgRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Absent: the display name stays. Empty: the ID.
+	Name          *string `protobuf:"bytes,2,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateOrgRequest) Reset() {
+	*x = UpdateOrgRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateOrgRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateOrgRequest) ProtoMessage() {}
+
+func (x *UpdateOrgRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateOrgRequest.ProtoReflect.Descriptor instead.
+func (*UpdateOrgRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *UpdateOrgRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateOrgRequest) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
 type DeleteOrgRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3594,7 +3962,7 @@ type DeleteOrgRequest struct {
 
 func (x *DeleteOrgRequest) Reset() {
 	*x = DeleteOrgRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[58]
+	mi := &file_identity_v1_identity_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3606,7 +3974,7 @@ func (x *DeleteOrgRequest) String() string {
 func (*DeleteOrgRequest) ProtoMessage() {}
 
 func (x *DeleteOrgRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[58]
+	mi := &file_identity_v1_identity_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3619,7 +3987,7 @@ func (x *DeleteOrgRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteOrgRequest.ProtoReflect.Descriptor instead.
 func (*DeleteOrgRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{58}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DeleteOrgRequest) GetId() string {
@@ -3641,7 +4009,7 @@ type Project struct {
 
 func (x *Project) Reset() {
 	*x = Project{}
-	mi := &file_identity_v1_identity_proto_msgTypes[59]
+	mi := &file_identity_v1_identity_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +4021,7 @@ func (x *Project) String() string {
 func (*Project) ProtoMessage() {}
 
 func (x *Project) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[59]
+	mi := &file_identity_v1_identity_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +4034,7 @@ func (x *Project) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Project.ProtoReflect.Descriptor instead.
 func (*Project) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{59}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Project) GetId() string {
@@ -3712,7 +4080,7 @@ type CreateProjectRequest struct {
 
 func (x *CreateProjectRequest) Reset() {
 	*x = CreateProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[60]
+	mi := &file_identity_v1_identity_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +4092,7 @@ func (x *CreateProjectRequest) String() string {
 func (*CreateProjectRequest) ProtoMessage() {}
 
 func (x *CreateProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[60]
+	mi := &file_identity_v1_identity_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +4105,7 @@ func (x *CreateProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateProjectRequest.ProtoReflect.Descriptor instead.
 func (*CreateProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{60}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CreateProjectRequest) GetId() string {
@@ -3777,7 +4145,7 @@ type GetProjectRequest struct {
 
 func (x *GetProjectRequest) Reset() {
 	*x = GetProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[61]
+	mi := &file_identity_v1_identity_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +4157,7 @@ func (x *GetProjectRequest) String() string {
 func (*GetProjectRequest) ProtoMessage() {}
 
 func (x *GetProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[61]
+	mi := &file_identity_v1_identity_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +4170,7 @@ func (x *GetProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetProjectRequest.ProtoReflect.Descriptor instead.
 func (*GetProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{61}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetProjectRequest) GetId() string {
@@ -3823,7 +4191,7 @@ type ListProjectsRequest struct {
 
 func (x *ListProjectsRequest) Reset() {
 	*x = ListProjectsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[62]
+	mi := &file_identity_v1_identity_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +4203,7 @@ func (x *ListProjectsRequest) String() string {
 func (*ListProjectsRequest) ProtoMessage() {}
 
 func (x *ListProjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[62]
+	mi := &file_identity_v1_identity_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +4216,7 @@ func (x *ListProjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListProjectsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{62}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListProjectsRequest) GetOrgId() string {
@@ -3882,7 +4250,7 @@ type ListProjectsResponse struct {
 
 func (x *ListProjectsResponse) Reset() {
 	*x = ListProjectsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	mi := &file_identity_v1_identity_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +4262,7 @@ func (x *ListProjectsResponse) String() string {
 func (*ListProjectsResponse) ProtoMessage() {}
 
 func (x *ListProjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[63]
+	mi := &file_identity_v1_identity_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +4275,7 @@ func (x *ListProjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListProjectsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{63}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListProjectsResponse) GetProjects() []*Project {
@@ -3924,6 +4292,68 @@ func (x *ListProjectsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type UpdateProjectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Required for org:admin.
+	OrgId string `protobuf:"bytes,2,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	// Absent: the display name stays. Empty: the ID.
+	Name          *string `protobuf:"bytes,3,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateProjectRequest) Reset() {
+	*x = UpdateProjectRequest{}
+	mi := &file_identity_v1_identity_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateProjectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateProjectRequest) ProtoMessage() {}
+
+func (x *UpdateProjectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_identity_v1_identity_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateProjectRequest.ProtoReflect.Descriptor instead.
+func (*UpdateProjectRequest) Descriptor() ([]byte, []int) {
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *UpdateProjectRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateProjectRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *UpdateProjectRequest) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
 type DeleteProjectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3935,7 +4365,7 @@ type DeleteProjectRequest struct {
 
 func (x *DeleteProjectRequest) Reset() {
 	*x = DeleteProjectRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[64]
+	mi := &file_identity_v1_identity_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3947,7 +4377,7 @@ func (x *DeleteProjectRequest) String() string {
 func (*DeleteProjectRequest) ProtoMessage() {}
 
 func (x *DeleteProjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[64]
+	mi := &file_identity_v1_identity_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3960,7 +4390,7 @@ func (x *DeleteProjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteProjectRequest.ProtoReflect.Descriptor instead.
 func (*DeleteProjectRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{64}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DeleteProjectRequest) GetId() string {
@@ -4014,7 +4444,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_identity_v1_identity_proto_msgTypes[65]
+	mi := &file_identity_v1_identity_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4026,7 +4456,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[65]
+	mi := &file_identity_v1_identity_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4039,7 +4469,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{65}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Quota) GetVcpus() uint64 {
@@ -4181,7 +4611,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_identity_v1_identity_proto_msgTypes[66]
+	mi := &file_identity_v1_identity_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4193,7 +4623,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[66]
+	mi := &file_identity_v1_identity_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4206,7 +4636,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{66}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Usage) GetVcpus() uint64 {
@@ -4337,7 +4767,7 @@ type QuotaStatus struct {
 
 func (x *QuotaStatus) Reset() {
 	*x = QuotaStatus{}
-	mi := &file_identity_v1_identity_proto_msgTypes[67]
+	mi := &file_identity_v1_identity_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4349,7 +4779,7 @@ func (x *QuotaStatus) String() string {
 func (*QuotaStatus) ProtoMessage() {}
 
 func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[67]
+	mi := &file_identity_v1_identity_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4362,7 +4792,7 @@ func (x *QuotaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaStatus.ProtoReflect.Descriptor instead.
 func (*QuotaStatus) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{67}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *QuotaStatus) GetOrgId() string {
@@ -4410,7 +4840,7 @@ type DefaultQuota struct {
 
 func (x *DefaultQuota) Reset() {
 	*x = DefaultQuota{}
-	mi := &file_identity_v1_identity_proto_msgTypes[68]
+	mi := &file_identity_v1_identity_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4422,7 +4852,7 @@ func (x *DefaultQuota) String() string {
 func (*DefaultQuota) ProtoMessage() {}
 
 func (x *DefaultQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[68]
+	mi := &file_identity_v1_identity_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4435,7 +4865,7 @@ func (x *DefaultQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefaultQuota.ProtoReflect.Descriptor instead.
 func (*DefaultQuota) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{68}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DefaultQuota) GetQuota() *Quota {
@@ -4453,7 +4883,7 @@ type GetDefaultQuotaRequest struct {
 
 func (x *GetDefaultQuotaRequest) Reset() {
 	*x = GetDefaultQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[69]
+	mi := &file_identity_v1_identity_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4465,7 +4895,7 @@ func (x *GetDefaultQuotaRequest) String() string {
 func (*GetDefaultQuotaRequest) ProtoMessage() {}
 
 func (x *GetDefaultQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[69]
+	mi := &file_identity_v1_identity_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4478,7 +4908,7 @@ func (x *GetDefaultQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDefaultQuotaRequest.ProtoReflect.Descriptor instead.
 func (*GetDefaultQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{69}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{76}
 }
 
 type SetDefaultQuotaRequest struct {
@@ -4491,7 +4921,7 @@ type SetDefaultQuotaRequest struct {
 
 func (x *SetDefaultQuotaRequest) Reset() {
 	*x = SetDefaultQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[70]
+	mi := &file_identity_v1_identity_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4503,7 +4933,7 @@ func (x *SetDefaultQuotaRequest) String() string {
 func (*SetDefaultQuotaRequest) ProtoMessage() {}
 
 func (x *SetDefaultQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[70]
+	mi := &file_identity_v1_identity_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4516,7 +4946,7 @@ func (x *SetDefaultQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDefaultQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetDefaultQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{70}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SetDefaultQuotaRequest) GetQuota() *Quota {
@@ -4538,7 +4968,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[71]
+	mi := &file_identity_v1_identity_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4550,7 +4980,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[71]
+	mi := &file_identity_v1_identity_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4563,7 +4993,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{71}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetQuotaRequest) GetOrgId() string {
@@ -4598,7 +5028,7 @@ type GetQuotaRequest struct {
 
 func (x *GetQuotaRequest) Reset() {
 	*x = GetQuotaRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[72]
+	mi := &file_identity_v1_identity_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +5040,7 @@ func (x *GetQuotaRequest) String() string {
 func (*GetQuotaRequest) ProtoMessage() {}
 
 func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[72]
+	mi := &file_identity_v1_identity_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4623,7 +5053,7 @@ func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*GetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{72}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetQuotaRequest) GetOrgId() string {
@@ -4655,7 +5085,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_identity_v1_identity_proto_msgTypes[73]
+	mi := &file_identity_v1_identity_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4667,7 +5097,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[73]
+	mi := &file_identity_v1_identity_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4680,7 +5110,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{73}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Key) GetId() string {
@@ -4719,7 +5149,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[74]
+	mi := &file_identity_v1_identity_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4731,7 +5161,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[74]
+	mi := &file_identity_v1_identity_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4744,7 +5174,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{74}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{81}
 }
 
 type ListKeysResponse struct {
@@ -4756,7 +5186,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[75]
+	mi := &file_identity_v1_identity_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4768,7 +5198,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[75]
+	mi := &file_identity_v1_identity_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4781,7 +5211,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{75}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -4801,7 +5231,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[76]
+	mi := &file_identity_v1_identity_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4813,7 +5243,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[76]
+	mi := &file_identity_v1_identity_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4826,7 +5256,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{76}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RotateKeysRequest) GetForce() bool {
@@ -4845,7 +5275,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[77]
+	mi := &file_identity_v1_identity_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +5287,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[77]
+	mi := &file_identity_v1_identity_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +5300,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{77}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -4911,7 +5341,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_identity_v1_identity_proto_msgTypes[78]
+	mi := &file_identity_v1_identity_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +5353,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[78]
+	mi := &file_identity_v1_identity_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5366,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{78}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *AuditRecord) GetId() string {
@@ -5060,7 +5490,7 @@ type ListAuditRecordsRequest struct {
 
 func (x *ListAuditRecordsRequest) Reset() {
 	*x = ListAuditRecordsRequest{}
-	mi := &file_identity_v1_identity_proto_msgTypes[79]
+	mi := &file_identity_v1_identity_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5072,7 +5502,7 @@ func (x *ListAuditRecordsRequest) String() string {
 func (*ListAuditRecordsRequest) ProtoMessage() {}
 
 func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[79]
+	mi := &file_identity_v1_identity_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5085,7 +5515,7 @@ func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{79}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListAuditRecordsRequest) GetOrgId() string {
@@ -5161,7 +5591,7 @@ type ListAuditRecordsResponse struct {
 
 func (x *ListAuditRecordsResponse) Reset() {
 	*x = ListAuditRecordsResponse{}
-	mi := &file_identity_v1_identity_proto_msgTypes[80]
+	mi := &file_identity_v1_identity_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5603,7 @@ func (x *ListAuditRecordsResponse) String() string {
 func (*ListAuditRecordsResponse) ProtoMessage() {}
 
 func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_identity_v1_identity_proto_msgTypes[80]
+	mi := &file_identity_v1_identity_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5616,7 @@ func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_identity_v1_identity_proto_rawDescGZIP(), []int{80}
+	return file_identity_v1_identity_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListAuditRecordsResponse) GetRecords() []*AuditRecord {
@@ -5316,7 +5746,12 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\"h\n" +
 	"\x12ListGroupsResponse\x12*\n" +
 	"\x06groups\x18\x01 \x03(\v2\x12.identity.v1.GroupR\x06groups\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\";\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"]\n" +
+	"\x12UpdateGroupRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x17\n" +
+	"\x04name\x18\x03 \x01(\tH\x00R\x04name\x88\x01\x01B\a\n" +
+	"\x05_name\";\n" +
 	"\x12DeleteGroupRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\"b\n" +
@@ -5357,7 +5792,11 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"d\n" +
 	"\x11ListUsersResponse\x12'\n" +
 	"\x05users\x18\x01 \x03(\v2\x11.identity.v1.UserR\x05users\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"-\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"N\n" +
+	"\x11UpdateUserRequest\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12\x17\n" +
+	"\x04name\x18\x02 \x01(\tH\x00R\x04name\x88\x01\x01B\a\n" +
+	"\x05_name\"-\n" +
 	"\x12DisableUserRequest\x12\x17\n" +
 	"\auser_id\x18\x01 \x01(\tR\x06userId\",\n" +
 	"\x11EnableUserRequest\x12\x17\n" +
@@ -5456,7 +5895,26 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\"~\n" +
 	"\x1bListServiceAccountsResponse\x127\n" +
 	"\baccounts\x18\x01 \x03(\v2\x1b.identity.v1.ServiceAccountR\baccounts\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"c\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"`\n" +
+	"\x18GetServiceAccountRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\"\xcb\x01\n" +
+	"\x1bUpdateServiceAccountRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\x12\x14\n" +
+	"\x05roles\x18\x04 \x03(\tR\x05roles\x12\"\n" +
+	"\n" +
+	"expires_at\x18\x05 \x01(\x03H\x00R\texpiresAt\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"new_secret\x18\x06 \x01(\bR\tnewSecretB\r\n" +
+	"\v_expires_at\"m\n" +
+	"\x1cUpdateServiceAccountResponse\x125\n" +
+	"\aaccount\x18\x01 \x01(\v2\x1b.identity.v1.ServiceAccountR\aaccount\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\"c\n" +
 	"\x1bDeleteServiceAccountRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -5478,7 +5936,11 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"`\n" +
 	"\x10ListOrgsResponse\x12$\n" +
 	"\x04orgs\x18\x01 \x03(\v2\x10.identity.v1.OrgR\x04orgs\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\"\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"D\n" +
+	"\x10UpdateOrgRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\x04name\x18\x02 \x01(\tH\x00R\x04name\x88\x01\x01B\a\n" +
+	"\x05_name\"\"\n" +
 	"\x10DeleteOrgRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"c\n" +
 	"\aProject\x12\x0e\n" +
@@ -5501,7 +5963,12 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\"p\n" +
 	"\x14ListProjectsResponse\x120\n" +
 	"\bprojects\x18\x01 \x03(\v2\x14.identity.v1.ProjectR\bprojects\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"=\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"_\n" +
+	"\x14UpdateProjectRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\x12\x17\n" +
+	"\x04name\x18\x03 \x01(\tH\x00R\x04name\x88\x01\x01B\a\n" +
+	"\x05_name\"=\n" +
 	"\x14DeleteProjectRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06org_id\x18\x02 \x01(\tR\x05orgId\"\xec\x05\n" +
@@ -5639,7 +6106,7 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"page_token\x18\t \x01(\tR\tpageToken\"v\n" +
 	"\x18ListAuditRecordsResponse\x122\n" +
 	"\arecords\x18\x01 \x03(\v2\x18.identity.v1.AuditRecordR\arecords\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x82\x1d\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\xd5 \n" +
 	"\x0fIdentityService\x12M\n" +
 	"\n" +
 	"IssueToken\x12\x1e.identity.v1.IssueTokenRequest\x1a\x1f.identity.v1.IssueTokenResponse\x12S\n" +
@@ -5652,7 +6119,9 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\n" +
 	"CreateUser\x12\x1e.identity.v1.CreateUserRequest\x1a\x11.identity.v1.User\x129\n" +
 	"\aGetUser\x12\x1b.identity.v1.GetUserRequest\x1a\x11.identity.v1.User\x12J\n" +
-	"\tListUsers\x12\x1d.identity.v1.ListUsersRequest\x1a\x1e.identity.v1.ListUsersResponse\x12A\n" +
+	"\tListUsers\x12\x1d.identity.v1.ListUsersRequest\x1a\x1e.identity.v1.ListUsersResponse\x12?\n" +
+	"\n" +
+	"UpdateUser\x12\x1e.identity.v1.UpdateUserRequest\x1a\x11.identity.v1.User\x12A\n" +
 	"\vDisableUser\x12\x1f.identity.v1.DisableUserRequest\x1a\x11.identity.v1.User\x12?\n" +
 	"\n" +
 	"EnableUser\x12\x1e.identity.v1.EnableUserRequest\x1a\x11.identity.v1.User\x12D\n" +
@@ -5671,22 +6140,27 @@ const file_identity_v1_identity_proto_rawDesc = "" +
 	"\vCreateGroup\x12\x1f.identity.v1.CreateGroupRequest\x1a\x12.identity.v1.Group\x12<\n" +
 	"\bGetGroup\x12\x1c.identity.v1.GetGroupRequest\x1a\x12.identity.v1.Group\x12M\n" +
 	"\n" +
-	"ListGroups\x12\x1e.identity.v1.ListGroupsRequest\x1a\x1f.identity.v1.ListGroupsResponse\x12F\n" +
+	"ListGroups\x12\x1e.identity.v1.ListGroupsRequest\x1a\x1f.identity.v1.ListGroupsResponse\x12B\n" +
+	"\vUpdateGroup\x12\x1f.identity.v1.UpdateGroupRequest\x1a\x12.identity.v1.Group\x12F\n" +
 	"\vDeleteGroup\x12\x1f.identity.v1.DeleteGroupRequest\x1a\x16.google.protobuf.Empty\x12L\n" +
 	"\x0eAddGroupMember\x12\".identity.v1.AddGroupMemberRequest\x1a\x16.google.protobuf.Empty\x12R\n" +
 	"\x11RemoveGroupMember\x12%.identity.v1.RemoveGroupMemberRequest\x1a\x16.google.protobuf.Empty\x12_\n" +
 	"\x10ListGroupMembers\x12$.identity.v1.ListGroupMembersRequest\x1a%.identity.v1.ListGroupMembersResponse\x12k\n" +
 	"\x14CreateServiceAccount\x12(.identity.v1.CreateServiceAccountRequest\x1a).identity.v1.CreateServiceAccountResponse\x12h\n" +
-	"\x13ListServiceAccounts\x12'.identity.v1.ListServiceAccountsRequest\x1a(.identity.v1.ListServiceAccountsResponse\x12X\n" +
+	"\x13ListServiceAccounts\x12'.identity.v1.ListServiceAccountsRequest\x1a(.identity.v1.ListServiceAccountsResponse\x12W\n" +
+	"\x11GetServiceAccount\x12%.identity.v1.GetServiceAccountRequest\x1a\x1b.identity.v1.ServiceAccount\x12k\n" +
+	"\x14UpdateServiceAccount\x12(.identity.v1.UpdateServiceAccountRequest\x1a).identity.v1.UpdateServiceAccountResponse\x12X\n" +
 	"\x14DeleteServiceAccount\x12(.identity.v1.DeleteServiceAccountRequest\x1a\x16.google.protobuf.Empty\x12<\n" +
 	"\tCreateOrg\x12\x1d.identity.v1.CreateOrgRequest\x1a\x10.identity.v1.Org\x126\n" +
 	"\x06GetOrg\x12\x1a.identity.v1.GetOrgRequest\x1a\x10.identity.v1.Org\x12G\n" +
-	"\bListOrgs\x12\x1c.identity.v1.ListOrgsRequest\x1a\x1d.identity.v1.ListOrgsResponse\x12B\n" +
+	"\bListOrgs\x12\x1c.identity.v1.ListOrgsRequest\x1a\x1d.identity.v1.ListOrgsResponse\x12<\n" +
+	"\tUpdateOrg\x12\x1d.identity.v1.UpdateOrgRequest\x1a\x10.identity.v1.Org\x12B\n" +
 	"\tDeleteOrg\x12\x1d.identity.v1.DeleteOrgRequest\x1a\x16.google.protobuf.Empty\x12H\n" +
 	"\rCreateProject\x12!.identity.v1.CreateProjectRequest\x1a\x14.identity.v1.Project\x12B\n" +
 	"\n" +
 	"GetProject\x12\x1e.identity.v1.GetProjectRequest\x1a\x14.identity.v1.Project\x12S\n" +
-	"\fListProjects\x12 .identity.v1.ListProjectsRequest\x1a!.identity.v1.ListProjectsResponse\x12J\n" +
+	"\fListProjects\x12 .identity.v1.ListProjectsRequest\x1a!.identity.v1.ListProjectsResponse\x12H\n" +
+	"\rUpdateProject\x12!.identity.v1.UpdateProjectRequest\x1a\x14.identity.v1.Project\x12J\n" +
 	"\rDeleteProject\x12!.identity.v1.DeleteProjectRequest\x1a\x16.google.protobuf.Empty\x12B\n" +
 	"\bSetQuota\x12\x1c.identity.v1.SetQuotaRequest\x1a\x18.identity.v1.QuotaStatus\x12B\n" +
 	"\bGetQuota\x12\x1c.identity.v1.GetQuotaRequest\x1a\x18.identity.v1.QuotaStatus\x12Q\n" +
@@ -5710,7 +6184,7 @@ func file_identity_v1_identity_proto_rawDescGZIP() []byte {
 	return file_identity_v1_identity_proto_rawDescData
 }
 
-var file_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
 var file_identity_v1_identity_proto_goTypes = []any{
 	(*IssueTokenRequest)(nil),            // 0: identity.v1.IssueTokenRequest
 	(*IssueTokenResponse)(nil),           // 1: identity.v1.IssueTokenResponse
@@ -5731,205 +6205,225 @@ var file_identity_v1_identity_proto_goTypes = []any{
 	(*GetGroupRequest)(nil),              // 16: identity.v1.GetGroupRequest
 	(*ListGroupsRequest)(nil),            // 17: identity.v1.ListGroupsRequest
 	(*ListGroupsResponse)(nil),           // 18: identity.v1.ListGroupsResponse
-	(*DeleteGroupRequest)(nil),           // 19: identity.v1.DeleteGroupRequest
-	(*AddGroupMemberRequest)(nil),        // 20: identity.v1.AddGroupMemberRequest
-	(*RemoveGroupMemberRequest)(nil),     // 21: identity.v1.RemoveGroupMemberRequest
-	(*ListGroupMembersRequest)(nil),      // 22: identity.v1.ListGroupMembersRequest
-	(*ListGroupMembersResponse)(nil),     // 23: identity.v1.ListGroupMembersResponse
-	(*Identity)(nil),                     // 24: identity.v1.Identity
-	(*Binding)(nil),                      // 25: identity.v1.Binding
-	(*CreateUserRequest)(nil),            // 26: identity.v1.CreateUserRequest
-	(*GetUserRequest)(nil),               // 27: identity.v1.GetUserRequest
-	(*ListUsersRequest)(nil),             // 28: identity.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),            // 29: identity.v1.ListUsersResponse
-	(*DisableUserRequest)(nil),           // 30: identity.v1.DisableUserRequest
-	(*EnableUserRequest)(nil),            // 31: identity.v1.EnableUserRequest
-	(*DeleteUserRequest)(nil),            // 32: identity.v1.DeleteUserRequest
-	(*SetPasswordRequest)(nil),           // 33: identity.v1.SetPasswordRequest
-	(*LinkIdentityRequest)(nil),          // 34: identity.v1.LinkIdentityRequest
-	(*UnlinkIdentityRequest)(nil),        // 35: identity.v1.UnlinkIdentityRequest
-	(*BindRoleRequest)(nil),              // 36: identity.v1.BindRoleRequest
-	(*BindRoleResponse)(nil),             // 37: identity.v1.BindRoleResponse
-	(*UnbindRoleRequest)(nil),            // 38: identity.v1.UnbindRoleRequest
-	(*ListBindingsRequest)(nil),          // 39: identity.v1.ListBindingsRequest
-	(*Grant)(nil),                        // 40: identity.v1.Grant
-	(*ListBindingsResponse)(nil),         // 41: identity.v1.ListBindingsResponse
-	(*Invitation)(nil),                   // 42: identity.v1.Invitation
-	(*ListInvitationsRequest)(nil),       // 43: identity.v1.ListInvitationsRequest
-	(*ListInvitationsResponse)(nil),      // 44: identity.v1.ListInvitationsResponse
-	(*AcceptInvitationRequest)(nil),      // 45: identity.v1.AcceptInvitationRequest
-	(*DeclineInvitationRequest)(nil),     // 46: identity.v1.DeclineInvitationRequest
-	(*ServiceAccount)(nil),               // 47: identity.v1.ServiceAccount
-	(*CreateServiceAccountRequest)(nil),  // 48: identity.v1.CreateServiceAccountRequest
-	(*CreateServiceAccountResponse)(nil), // 49: identity.v1.CreateServiceAccountResponse
-	(*ListServiceAccountsRequest)(nil),   // 50: identity.v1.ListServiceAccountsRequest
-	(*ListServiceAccountsResponse)(nil),  // 51: identity.v1.ListServiceAccountsResponse
-	(*DeleteServiceAccountRequest)(nil),  // 52: identity.v1.DeleteServiceAccountRequest
-	(*Org)(nil),                          // 53: identity.v1.Org
-	(*CreateOrgRequest)(nil),             // 54: identity.v1.CreateOrgRequest
-	(*GetOrgRequest)(nil),                // 55: identity.v1.GetOrgRequest
-	(*ListOrgsRequest)(nil),              // 56: identity.v1.ListOrgsRequest
-	(*ListOrgsResponse)(nil),             // 57: identity.v1.ListOrgsResponse
-	(*DeleteOrgRequest)(nil),             // 58: identity.v1.DeleteOrgRequest
-	(*Project)(nil),                      // 59: identity.v1.Project
-	(*CreateProjectRequest)(nil),         // 60: identity.v1.CreateProjectRequest
-	(*GetProjectRequest)(nil),            // 61: identity.v1.GetProjectRequest
-	(*ListProjectsRequest)(nil),          // 62: identity.v1.ListProjectsRequest
-	(*ListProjectsResponse)(nil),         // 63: identity.v1.ListProjectsResponse
-	(*DeleteProjectRequest)(nil),         // 64: identity.v1.DeleteProjectRequest
-	(*Quota)(nil),                        // 65: identity.v1.Quota
-	(*Usage)(nil),                        // 66: identity.v1.Usage
-	(*QuotaStatus)(nil),                  // 67: identity.v1.QuotaStatus
-	(*DefaultQuota)(nil),                 // 68: identity.v1.DefaultQuota
-	(*GetDefaultQuotaRequest)(nil),       // 69: identity.v1.GetDefaultQuotaRequest
-	(*SetDefaultQuotaRequest)(nil),       // 70: identity.v1.SetDefaultQuotaRequest
-	(*SetQuotaRequest)(nil),              // 71: identity.v1.SetQuotaRequest
-	(*GetQuotaRequest)(nil),              // 72: identity.v1.GetQuotaRequest
-	(*Key)(nil),                          // 73: identity.v1.Key
-	(*ListKeysRequest)(nil),              // 74: identity.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 75: identity.v1.ListKeysResponse
-	(*RotateKeysRequest)(nil),            // 76: identity.v1.RotateKeysRequest
-	(*RevokeKeyRequest)(nil),             // 77: identity.v1.RevokeKeyRequest
-	(*AuditRecord)(nil),                  // 78: identity.v1.AuditRecord
-	(*ListAuditRecordsRequest)(nil),      // 79: identity.v1.ListAuditRecordsRequest
-	(*ListAuditRecordsResponse)(nil),     // 80: identity.v1.ListAuditRecordsResponse
-	(*emptypb.Empty)(nil),                // 81: google.protobuf.Empty
+	(*UpdateGroupRequest)(nil),           // 19: identity.v1.UpdateGroupRequest
+	(*DeleteGroupRequest)(nil),           // 20: identity.v1.DeleteGroupRequest
+	(*AddGroupMemberRequest)(nil),        // 21: identity.v1.AddGroupMemberRequest
+	(*RemoveGroupMemberRequest)(nil),     // 22: identity.v1.RemoveGroupMemberRequest
+	(*ListGroupMembersRequest)(nil),      // 23: identity.v1.ListGroupMembersRequest
+	(*ListGroupMembersResponse)(nil),     // 24: identity.v1.ListGroupMembersResponse
+	(*Identity)(nil),                     // 25: identity.v1.Identity
+	(*Binding)(nil),                      // 26: identity.v1.Binding
+	(*CreateUserRequest)(nil),            // 27: identity.v1.CreateUserRequest
+	(*GetUserRequest)(nil),               // 28: identity.v1.GetUserRequest
+	(*ListUsersRequest)(nil),             // 29: identity.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),            // 30: identity.v1.ListUsersResponse
+	(*UpdateUserRequest)(nil),            // 31: identity.v1.UpdateUserRequest
+	(*DisableUserRequest)(nil),           // 32: identity.v1.DisableUserRequest
+	(*EnableUserRequest)(nil),            // 33: identity.v1.EnableUserRequest
+	(*DeleteUserRequest)(nil),            // 34: identity.v1.DeleteUserRequest
+	(*SetPasswordRequest)(nil),           // 35: identity.v1.SetPasswordRequest
+	(*LinkIdentityRequest)(nil),          // 36: identity.v1.LinkIdentityRequest
+	(*UnlinkIdentityRequest)(nil),        // 37: identity.v1.UnlinkIdentityRequest
+	(*BindRoleRequest)(nil),              // 38: identity.v1.BindRoleRequest
+	(*BindRoleResponse)(nil),             // 39: identity.v1.BindRoleResponse
+	(*UnbindRoleRequest)(nil),            // 40: identity.v1.UnbindRoleRequest
+	(*ListBindingsRequest)(nil),          // 41: identity.v1.ListBindingsRequest
+	(*Grant)(nil),                        // 42: identity.v1.Grant
+	(*ListBindingsResponse)(nil),         // 43: identity.v1.ListBindingsResponse
+	(*Invitation)(nil),                   // 44: identity.v1.Invitation
+	(*ListInvitationsRequest)(nil),       // 45: identity.v1.ListInvitationsRequest
+	(*ListInvitationsResponse)(nil),      // 46: identity.v1.ListInvitationsResponse
+	(*AcceptInvitationRequest)(nil),      // 47: identity.v1.AcceptInvitationRequest
+	(*DeclineInvitationRequest)(nil),     // 48: identity.v1.DeclineInvitationRequest
+	(*ServiceAccount)(nil),               // 49: identity.v1.ServiceAccount
+	(*CreateServiceAccountRequest)(nil),  // 50: identity.v1.CreateServiceAccountRequest
+	(*CreateServiceAccountResponse)(nil), // 51: identity.v1.CreateServiceAccountResponse
+	(*ListServiceAccountsRequest)(nil),   // 52: identity.v1.ListServiceAccountsRequest
+	(*ListServiceAccountsResponse)(nil),  // 53: identity.v1.ListServiceAccountsResponse
+	(*GetServiceAccountRequest)(nil),     // 54: identity.v1.GetServiceAccountRequest
+	(*UpdateServiceAccountRequest)(nil),  // 55: identity.v1.UpdateServiceAccountRequest
+	(*UpdateServiceAccountResponse)(nil), // 56: identity.v1.UpdateServiceAccountResponse
+	(*DeleteServiceAccountRequest)(nil),  // 57: identity.v1.DeleteServiceAccountRequest
+	(*Org)(nil),                          // 58: identity.v1.Org
+	(*CreateOrgRequest)(nil),             // 59: identity.v1.CreateOrgRequest
+	(*GetOrgRequest)(nil),                // 60: identity.v1.GetOrgRequest
+	(*ListOrgsRequest)(nil),              // 61: identity.v1.ListOrgsRequest
+	(*ListOrgsResponse)(nil),             // 62: identity.v1.ListOrgsResponse
+	(*UpdateOrgRequest)(nil),             // 63: identity.v1.UpdateOrgRequest
+	(*DeleteOrgRequest)(nil),             // 64: identity.v1.DeleteOrgRequest
+	(*Project)(nil),                      // 65: identity.v1.Project
+	(*CreateProjectRequest)(nil),         // 66: identity.v1.CreateProjectRequest
+	(*GetProjectRequest)(nil),            // 67: identity.v1.GetProjectRequest
+	(*ListProjectsRequest)(nil),          // 68: identity.v1.ListProjectsRequest
+	(*ListProjectsResponse)(nil),         // 69: identity.v1.ListProjectsResponse
+	(*UpdateProjectRequest)(nil),         // 70: identity.v1.UpdateProjectRequest
+	(*DeleteProjectRequest)(nil),         // 71: identity.v1.DeleteProjectRequest
+	(*Quota)(nil),                        // 72: identity.v1.Quota
+	(*Usage)(nil),                        // 73: identity.v1.Usage
+	(*QuotaStatus)(nil),                  // 74: identity.v1.QuotaStatus
+	(*DefaultQuota)(nil),                 // 75: identity.v1.DefaultQuota
+	(*GetDefaultQuotaRequest)(nil),       // 76: identity.v1.GetDefaultQuotaRequest
+	(*SetDefaultQuotaRequest)(nil),       // 77: identity.v1.SetDefaultQuotaRequest
+	(*SetQuotaRequest)(nil),              // 78: identity.v1.SetQuotaRequest
+	(*GetQuotaRequest)(nil),              // 79: identity.v1.GetQuotaRequest
+	(*Key)(nil),                          // 80: identity.v1.Key
+	(*ListKeysRequest)(nil),              // 81: identity.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 82: identity.v1.ListKeysResponse
+	(*RotateKeysRequest)(nil),            // 83: identity.v1.RotateKeysRequest
+	(*RevokeKeyRequest)(nil),             // 84: identity.v1.RevokeKeyRequest
+	(*AuditRecord)(nil),                  // 85: identity.v1.AuditRecord
+	(*ListAuditRecordsRequest)(nil),      // 86: identity.v1.ListAuditRecordsRequest
+	(*ListAuditRecordsResponse)(nil),     // 87: identity.v1.ListAuditRecordsResponse
+	(*emptypb.Empty)(nil),                // 88: google.protobuf.Empty
 }
 var file_identity_v1_identity_proto_depIdxs = []int32{
 	3,  // 0: identity.v1.ListLoginProvidersResponse.providers:type_name -> identity.v1.LoginProvider
 	9,  // 1: identity.v1.VerifyTokenResponse.holder:type_name -> identity.v1.WhoAmIResponse
-	25, // 2: identity.v1.WhoAmIResponse.bindings:type_name -> identity.v1.Binding
+	26, // 2: identity.v1.WhoAmIResponse.bindings:type_name -> identity.v1.Binding
 	14, // 3: identity.v1.WhoAmIResponse.groups:type_name -> identity.v1.Group
-	25, // 4: identity.v1.User.bindings:type_name -> identity.v1.Binding
-	24, // 5: identity.v1.User.identities:type_name -> identity.v1.Identity
+	26, // 4: identity.v1.User.bindings:type_name -> identity.v1.Binding
+	25, // 5: identity.v1.User.identities:type_name -> identity.v1.Identity
 	13, // 6: identity.v1.User.groups:type_name -> identity.v1.GroupRef
-	25, // 7: identity.v1.Group.bindings:type_name -> identity.v1.Binding
+	26, // 7: identity.v1.Group.bindings:type_name -> identity.v1.Binding
 	14, // 8: identity.v1.ListGroupsResponse.groups:type_name -> identity.v1.Group
 	12, // 9: identity.v1.ListUsersResponse.users:type_name -> identity.v1.User
-	24, // 10: identity.v1.LinkIdentityRequest.identity:type_name -> identity.v1.Identity
-	24, // 11: identity.v1.UnlinkIdentityRequest.identity:type_name -> identity.v1.Identity
-	25, // 12: identity.v1.BindRoleRequest.binding:type_name -> identity.v1.Binding
-	25, // 13: identity.v1.UnbindRoleRequest.binding:type_name -> identity.v1.Binding
-	25, // 14: identity.v1.Grant.binding:type_name -> identity.v1.Binding
-	40, // 15: identity.v1.ListBindingsResponse.grants:type_name -> identity.v1.Grant
-	25, // 16: identity.v1.Invitation.binding:type_name -> identity.v1.Binding
-	42, // 17: identity.v1.ListInvitationsResponse.invitations:type_name -> identity.v1.Invitation
-	25, // 18: identity.v1.AcceptInvitationRequest.binding:type_name -> identity.v1.Binding
-	25, // 19: identity.v1.DeclineInvitationRequest.binding:type_name -> identity.v1.Binding
-	47, // 20: identity.v1.CreateServiceAccountResponse.account:type_name -> identity.v1.ServiceAccount
-	47, // 21: identity.v1.ListServiceAccountsResponse.accounts:type_name -> identity.v1.ServiceAccount
-	53, // 22: identity.v1.ListOrgsResponse.orgs:type_name -> identity.v1.Org
-	65, // 23: identity.v1.CreateProjectRequest.quota:type_name -> identity.v1.Quota
-	59, // 24: identity.v1.ListProjectsResponse.projects:type_name -> identity.v1.Project
-	65, // 25: identity.v1.QuotaStatus.quota:type_name -> identity.v1.Quota
-	66, // 26: identity.v1.QuotaStatus.used:type_name -> identity.v1.Usage
-	67, // 27: identity.v1.QuotaStatus.org:type_name -> identity.v1.QuotaStatus
-	65, // 28: identity.v1.DefaultQuota.quota:type_name -> identity.v1.Quota
-	65, // 29: identity.v1.SetDefaultQuotaRequest.quota:type_name -> identity.v1.Quota
-	65, // 30: identity.v1.SetQuotaRequest.quota:type_name -> identity.v1.Quota
-	73, // 31: identity.v1.ListKeysResponse.keys:type_name -> identity.v1.Key
-	78, // 32: identity.v1.ListAuditRecordsResponse.records:type_name -> identity.v1.AuditRecord
-	0,  // 33: identity.v1.IdentityService.IssueToken:input_type -> identity.v1.IssueTokenRequest
-	2,  // 34: identity.v1.IdentityService.ExchangeToken:input_type -> identity.v1.ExchangeTokenRequest
-	4,  // 35: identity.v1.IdentityService.ListLoginProviders:input_type -> identity.v1.ListLoginProvidersRequest
-	6,  // 36: identity.v1.IdentityService.VerifyToken:input_type -> identity.v1.VerifyTokenRequest
-	8,  // 37: identity.v1.IdentityService.WhoAmI:input_type -> identity.v1.WhoAmIRequest
-	10, // 38: identity.v1.IdentityService.RevokeToken:input_type -> identity.v1.RevokeTokenRequest
-	11, // 39: identity.v1.IdentityService.RevokeTokens:input_type -> identity.v1.RevokeTokensRequest
-	26, // 40: identity.v1.IdentityService.CreateUser:input_type -> identity.v1.CreateUserRequest
-	27, // 41: identity.v1.IdentityService.GetUser:input_type -> identity.v1.GetUserRequest
-	28, // 42: identity.v1.IdentityService.ListUsers:input_type -> identity.v1.ListUsersRequest
-	30, // 43: identity.v1.IdentityService.DisableUser:input_type -> identity.v1.DisableUserRequest
-	31, // 44: identity.v1.IdentityService.EnableUser:input_type -> identity.v1.EnableUserRequest
-	32, // 45: identity.v1.IdentityService.DeleteUser:input_type -> identity.v1.DeleteUserRequest
-	33, // 46: identity.v1.IdentityService.SetPassword:input_type -> identity.v1.SetPasswordRequest
-	34, // 47: identity.v1.IdentityService.LinkIdentity:input_type -> identity.v1.LinkIdentityRequest
-	35, // 48: identity.v1.IdentityService.UnlinkIdentity:input_type -> identity.v1.UnlinkIdentityRequest
-	36, // 49: identity.v1.IdentityService.BindRole:input_type -> identity.v1.BindRoleRequest
-	38, // 50: identity.v1.IdentityService.UnbindRole:input_type -> identity.v1.UnbindRoleRequest
-	39, // 51: identity.v1.IdentityService.ListBindings:input_type -> identity.v1.ListBindingsRequest
-	43, // 52: identity.v1.IdentityService.ListInvitations:input_type -> identity.v1.ListInvitationsRequest
-	45, // 53: identity.v1.IdentityService.AcceptInvitation:input_type -> identity.v1.AcceptInvitationRequest
-	46, // 54: identity.v1.IdentityService.DeclineInvitation:input_type -> identity.v1.DeclineInvitationRequest
-	15, // 55: identity.v1.IdentityService.CreateGroup:input_type -> identity.v1.CreateGroupRequest
-	16, // 56: identity.v1.IdentityService.GetGroup:input_type -> identity.v1.GetGroupRequest
-	17, // 57: identity.v1.IdentityService.ListGroups:input_type -> identity.v1.ListGroupsRequest
-	19, // 58: identity.v1.IdentityService.DeleteGroup:input_type -> identity.v1.DeleteGroupRequest
-	20, // 59: identity.v1.IdentityService.AddGroupMember:input_type -> identity.v1.AddGroupMemberRequest
-	21, // 60: identity.v1.IdentityService.RemoveGroupMember:input_type -> identity.v1.RemoveGroupMemberRequest
-	22, // 61: identity.v1.IdentityService.ListGroupMembers:input_type -> identity.v1.ListGroupMembersRequest
-	48, // 62: identity.v1.IdentityService.CreateServiceAccount:input_type -> identity.v1.CreateServiceAccountRequest
-	50, // 63: identity.v1.IdentityService.ListServiceAccounts:input_type -> identity.v1.ListServiceAccountsRequest
-	52, // 64: identity.v1.IdentityService.DeleteServiceAccount:input_type -> identity.v1.DeleteServiceAccountRequest
-	54, // 65: identity.v1.IdentityService.CreateOrg:input_type -> identity.v1.CreateOrgRequest
-	55, // 66: identity.v1.IdentityService.GetOrg:input_type -> identity.v1.GetOrgRequest
-	56, // 67: identity.v1.IdentityService.ListOrgs:input_type -> identity.v1.ListOrgsRequest
-	58, // 68: identity.v1.IdentityService.DeleteOrg:input_type -> identity.v1.DeleteOrgRequest
-	60, // 69: identity.v1.IdentityService.CreateProject:input_type -> identity.v1.CreateProjectRequest
-	61, // 70: identity.v1.IdentityService.GetProject:input_type -> identity.v1.GetProjectRequest
-	62, // 71: identity.v1.IdentityService.ListProjects:input_type -> identity.v1.ListProjectsRequest
-	64, // 72: identity.v1.IdentityService.DeleteProject:input_type -> identity.v1.DeleteProjectRequest
-	71, // 73: identity.v1.IdentityService.SetQuota:input_type -> identity.v1.SetQuotaRequest
-	72, // 74: identity.v1.IdentityService.GetQuota:input_type -> identity.v1.GetQuotaRequest
-	69, // 75: identity.v1.IdentityService.GetDefaultQuota:input_type -> identity.v1.GetDefaultQuotaRequest
-	70, // 76: identity.v1.IdentityService.SetDefaultQuota:input_type -> identity.v1.SetDefaultQuotaRequest
-	74, // 77: identity.v1.IdentityService.ListKeys:input_type -> identity.v1.ListKeysRequest
-	76, // 78: identity.v1.IdentityService.RotateKeys:input_type -> identity.v1.RotateKeysRequest
-	77, // 79: identity.v1.IdentityService.RevokeKey:input_type -> identity.v1.RevokeKeyRequest
-	79, // 80: identity.v1.IdentityService.ListAuditRecords:input_type -> identity.v1.ListAuditRecordsRequest
-	1,  // 81: identity.v1.IdentityService.IssueToken:output_type -> identity.v1.IssueTokenResponse
-	1,  // 82: identity.v1.IdentityService.ExchangeToken:output_type -> identity.v1.IssueTokenResponse
-	5,  // 83: identity.v1.IdentityService.ListLoginProviders:output_type -> identity.v1.ListLoginProvidersResponse
-	7,  // 84: identity.v1.IdentityService.VerifyToken:output_type -> identity.v1.VerifyTokenResponse
-	9,  // 85: identity.v1.IdentityService.WhoAmI:output_type -> identity.v1.WhoAmIResponse
-	81, // 86: identity.v1.IdentityService.RevokeToken:output_type -> google.protobuf.Empty
-	81, // 87: identity.v1.IdentityService.RevokeTokens:output_type -> google.protobuf.Empty
-	12, // 88: identity.v1.IdentityService.CreateUser:output_type -> identity.v1.User
-	12, // 89: identity.v1.IdentityService.GetUser:output_type -> identity.v1.User
-	29, // 90: identity.v1.IdentityService.ListUsers:output_type -> identity.v1.ListUsersResponse
-	12, // 91: identity.v1.IdentityService.DisableUser:output_type -> identity.v1.User
-	12, // 92: identity.v1.IdentityService.EnableUser:output_type -> identity.v1.User
-	81, // 93: identity.v1.IdentityService.DeleteUser:output_type -> google.protobuf.Empty
-	81, // 94: identity.v1.IdentityService.SetPassword:output_type -> google.protobuf.Empty
-	12, // 95: identity.v1.IdentityService.LinkIdentity:output_type -> identity.v1.User
-	12, // 96: identity.v1.IdentityService.UnlinkIdentity:output_type -> identity.v1.User
-	37, // 97: identity.v1.IdentityService.BindRole:output_type -> identity.v1.BindRoleResponse
-	81, // 98: identity.v1.IdentityService.UnbindRole:output_type -> google.protobuf.Empty
-	41, // 99: identity.v1.IdentityService.ListBindings:output_type -> identity.v1.ListBindingsResponse
-	44, // 100: identity.v1.IdentityService.ListInvitations:output_type -> identity.v1.ListInvitationsResponse
-	81, // 101: identity.v1.IdentityService.AcceptInvitation:output_type -> google.protobuf.Empty
-	81, // 102: identity.v1.IdentityService.DeclineInvitation:output_type -> google.protobuf.Empty
-	14, // 103: identity.v1.IdentityService.CreateGroup:output_type -> identity.v1.Group
-	14, // 104: identity.v1.IdentityService.GetGroup:output_type -> identity.v1.Group
-	18, // 105: identity.v1.IdentityService.ListGroups:output_type -> identity.v1.ListGroupsResponse
-	81, // 106: identity.v1.IdentityService.DeleteGroup:output_type -> google.protobuf.Empty
-	81, // 107: identity.v1.IdentityService.AddGroupMember:output_type -> google.protobuf.Empty
-	81, // 108: identity.v1.IdentityService.RemoveGroupMember:output_type -> google.protobuf.Empty
-	23, // 109: identity.v1.IdentityService.ListGroupMembers:output_type -> identity.v1.ListGroupMembersResponse
-	49, // 110: identity.v1.IdentityService.CreateServiceAccount:output_type -> identity.v1.CreateServiceAccountResponse
-	51, // 111: identity.v1.IdentityService.ListServiceAccounts:output_type -> identity.v1.ListServiceAccountsResponse
-	81, // 112: identity.v1.IdentityService.DeleteServiceAccount:output_type -> google.protobuf.Empty
-	53, // 113: identity.v1.IdentityService.CreateOrg:output_type -> identity.v1.Org
-	53, // 114: identity.v1.IdentityService.GetOrg:output_type -> identity.v1.Org
-	57, // 115: identity.v1.IdentityService.ListOrgs:output_type -> identity.v1.ListOrgsResponse
-	81, // 116: identity.v1.IdentityService.DeleteOrg:output_type -> google.protobuf.Empty
-	59, // 117: identity.v1.IdentityService.CreateProject:output_type -> identity.v1.Project
-	59, // 118: identity.v1.IdentityService.GetProject:output_type -> identity.v1.Project
-	63, // 119: identity.v1.IdentityService.ListProjects:output_type -> identity.v1.ListProjectsResponse
-	81, // 120: identity.v1.IdentityService.DeleteProject:output_type -> google.protobuf.Empty
-	67, // 121: identity.v1.IdentityService.SetQuota:output_type -> identity.v1.QuotaStatus
-	67, // 122: identity.v1.IdentityService.GetQuota:output_type -> identity.v1.QuotaStatus
-	68, // 123: identity.v1.IdentityService.GetDefaultQuota:output_type -> identity.v1.DefaultQuota
-	68, // 124: identity.v1.IdentityService.SetDefaultQuota:output_type -> identity.v1.DefaultQuota
-	75, // 125: identity.v1.IdentityService.ListKeys:output_type -> identity.v1.ListKeysResponse
-	75, // 126: identity.v1.IdentityService.RotateKeys:output_type -> identity.v1.ListKeysResponse
-	75, // 127: identity.v1.IdentityService.RevokeKey:output_type -> identity.v1.ListKeysResponse
-	80, // 128: identity.v1.IdentityService.ListAuditRecords:output_type -> identity.v1.ListAuditRecordsResponse
-	81, // [81:129] is the sub-list for method output_type
-	33, // [33:81] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	25, // 10: identity.v1.LinkIdentityRequest.identity:type_name -> identity.v1.Identity
+	25, // 11: identity.v1.UnlinkIdentityRequest.identity:type_name -> identity.v1.Identity
+	26, // 12: identity.v1.BindRoleRequest.binding:type_name -> identity.v1.Binding
+	26, // 13: identity.v1.UnbindRoleRequest.binding:type_name -> identity.v1.Binding
+	26, // 14: identity.v1.Grant.binding:type_name -> identity.v1.Binding
+	42, // 15: identity.v1.ListBindingsResponse.grants:type_name -> identity.v1.Grant
+	26, // 16: identity.v1.Invitation.binding:type_name -> identity.v1.Binding
+	44, // 17: identity.v1.ListInvitationsResponse.invitations:type_name -> identity.v1.Invitation
+	26, // 18: identity.v1.AcceptInvitationRequest.binding:type_name -> identity.v1.Binding
+	26, // 19: identity.v1.DeclineInvitationRequest.binding:type_name -> identity.v1.Binding
+	49, // 20: identity.v1.CreateServiceAccountResponse.account:type_name -> identity.v1.ServiceAccount
+	49, // 21: identity.v1.ListServiceAccountsResponse.accounts:type_name -> identity.v1.ServiceAccount
+	49, // 22: identity.v1.UpdateServiceAccountResponse.account:type_name -> identity.v1.ServiceAccount
+	58, // 23: identity.v1.ListOrgsResponse.orgs:type_name -> identity.v1.Org
+	72, // 24: identity.v1.CreateProjectRequest.quota:type_name -> identity.v1.Quota
+	65, // 25: identity.v1.ListProjectsResponse.projects:type_name -> identity.v1.Project
+	72, // 26: identity.v1.QuotaStatus.quota:type_name -> identity.v1.Quota
+	73, // 27: identity.v1.QuotaStatus.used:type_name -> identity.v1.Usage
+	74, // 28: identity.v1.QuotaStatus.org:type_name -> identity.v1.QuotaStatus
+	72, // 29: identity.v1.DefaultQuota.quota:type_name -> identity.v1.Quota
+	72, // 30: identity.v1.SetDefaultQuotaRequest.quota:type_name -> identity.v1.Quota
+	72, // 31: identity.v1.SetQuotaRequest.quota:type_name -> identity.v1.Quota
+	80, // 32: identity.v1.ListKeysResponse.keys:type_name -> identity.v1.Key
+	85, // 33: identity.v1.ListAuditRecordsResponse.records:type_name -> identity.v1.AuditRecord
+	0,  // 34: identity.v1.IdentityService.IssueToken:input_type -> identity.v1.IssueTokenRequest
+	2,  // 35: identity.v1.IdentityService.ExchangeToken:input_type -> identity.v1.ExchangeTokenRequest
+	4,  // 36: identity.v1.IdentityService.ListLoginProviders:input_type -> identity.v1.ListLoginProvidersRequest
+	6,  // 37: identity.v1.IdentityService.VerifyToken:input_type -> identity.v1.VerifyTokenRequest
+	8,  // 38: identity.v1.IdentityService.WhoAmI:input_type -> identity.v1.WhoAmIRequest
+	10, // 39: identity.v1.IdentityService.RevokeToken:input_type -> identity.v1.RevokeTokenRequest
+	11, // 40: identity.v1.IdentityService.RevokeTokens:input_type -> identity.v1.RevokeTokensRequest
+	27, // 41: identity.v1.IdentityService.CreateUser:input_type -> identity.v1.CreateUserRequest
+	28, // 42: identity.v1.IdentityService.GetUser:input_type -> identity.v1.GetUserRequest
+	29, // 43: identity.v1.IdentityService.ListUsers:input_type -> identity.v1.ListUsersRequest
+	31, // 44: identity.v1.IdentityService.UpdateUser:input_type -> identity.v1.UpdateUserRequest
+	32, // 45: identity.v1.IdentityService.DisableUser:input_type -> identity.v1.DisableUserRequest
+	33, // 46: identity.v1.IdentityService.EnableUser:input_type -> identity.v1.EnableUserRequest
+	34, // 47: identity.v1.IdentityService.DeleteUser:input_type -> identity.v1.DeleteUserRequest
+	35, // 48: identity.v1.IdentityService.SetPassword:input_type -> identity.v1.SetPasswordRequest
+	36, // 49: identity.v1.IdentityService.LinkIdentity:input_type -> identity.v1.LinkIdentityRequest
+	37, // 50: identity.v1.IdentityService.UnlinkIdentity:input_type -> identity.v1.UnlinkIdentityRequest
+	38, // 51: identity.v1.IdentityService.BindRole:input_type -> identity.v1.BindRoleRequest
+	40, // 52: identity.v1.IdentityService.UnbindRole:input_type -> identity.v1.UnbindRoleRequest
+	41, // 53: identity.v1.IdentityService.ListBindings:input_type -> identity.v1.ListBindingsRequest
+	45, // 54: identity.v1.IdentityService.ListInvitations:input_type -> identity.v1.ListInvitationsRequest
+	47, // 55: identity.v1.IdentityService.AcceptInvitation:input_type -> identity.v1.AcceptInvitationRequest
+	48, // 56: identity.v1.IdentityService.DeclineInvitation:input_type -> identity.v1.DeclineInvitationRequest
+	15, // 57: identity.v1.IdentityService.CreateGroup:input_type -> identity.v1.CreateGroupRequest
+	16, // 58: identity.v1.IdentityService.GetGroup:input_type -> identity.v1.GetGroupRequest
+	17, // 59: identity.v1.IdentityService.ListGroups:input_type -> identity.v1.ListGroupsRequest
+	19, // 60: identity.v1.IdentityService.UpdateGroup:input_type -> identity.v1.UpdateGroupRequest
+	20, // 61: identity.v1.IdentityService.DeleteGroup:input_type -> identity.v1.DeleteGroupRequest
+	21, // 62: identity.v1.IdentityService.AddGroupMember:input_type -> identity.v1.AddGroupMemberRequest
+	22, // 63: identity.v1.IdentityService.RemoveGroupMember:input_type -> identity.v1.RemoveGroupMemberRequest
+	23, // 64: identity.v1.IdentityService.ListGroupMembers:input_type -> identity.v1.ListGroupMembersRequest
+	50, // 65: identity.v1.IdentityService.CreateServiceAccount:input_type -> identity.v1.CreateServiceAccountRequest
+	52, // 66: identity.v1.IdentityService.ListServiceAccounts:input_type -> identity.v1.ListServiceAccountsRequest
+	54, // 67: identity.v1.IdentityService.GetServiceAccount:input_type -> identity.v1.GetServiceAccountRequest
+	55, // 68: identity.v1.IdentityService.UpdateServiceAccount:input_type -> identity.v1.UpdateServiceAccountRequest
+	57, // 69: identity.v1.IdentityService.DeleteServiceAccount:input_type -> identity.v1.DeleteServiceAccountRequest
+	59, // 70: identity.v1.IdentityService.CreateOrg:input_type -> identity.v1.CreateOrgRequest
+	60, // 71: identity.v1.IdentityService.GetOrg:input_type -> identity.v1.GetOrgRequest
+	61, // 72: identity.v1.IdentityService.ListOrgs:input_type -> identity.v1.ListOrgsRequest
+	63, // 73: identity.v1.IdentityService.UpdateOrg:input_type -> identity.v1.UpdateOrgRequest
+	64, // 74: identity.v1.IdentityService.DeleteOrg:input_type -> identity.v1.DeleteOrgRequest
+	66, // 75: identity.v1.IdentityService.CreateProject:input_type -> identity.v1.CreateProjectRequest
+	67, // 76: identity.v1.IdentityService.GetProject:input_type -> identity.v1.GetProjectRequest
+	68, // 77: identity.v1.IdentityService.ListProjects:input_type -> identity.v1.ListProjectsRequest
+	70, // 78: identity.v1.IdentityService.UpdateProject:input_type -> identity.v1.UpdateProjectRequest
+	71, // 79: identity.v1.IdentityService.DeleteProject:input_type -> identity.v1.DeleteProjectRequest
+	78, // 80: identity.v1.IdentityService.SetQuota:input_type -> identity.v1.SetQuotaRequest
+	79, // 81: identity.v1.IdentityService.GetQuota:input_type -> identity.v1.GetQuotaRequest
+	76, // 82: identity.v1.IdentityService.GetDefaultQuota:input_type -> identity.v1.GetDefaultQuotaRequest
+	77, // 83: identity.v1.IdentityService.SetDefaultQuota:input_type -> identity.v1.SetDefaultQuotaRequest
+	81, // 84: identity.v1.IdentityService.ListKeys:input_type -> identity.v1.ListKeysRequest
+	83, // 85: identity.v1.IdentityService.RotateKeys:input_type -> identity.v1.RotateKeysRequest
+	84, // 86: identity.v1.IdentityService.RevokeKey:input_type -> identity.v1.RevokeKeyRequest
+	86, // 87: identity.v1.IdentityService.ListAuditRecords:input_type -> identity.v1.ListAuditRecordsRequest
+	1,  // 88: identity.v1.IdentityService.IssueToken:output_type -> identity.v1.IssueTokenResponse
+	1,  // 89: identity.v1.IdentityService.ExchangeToken:output_type -> identity.v1.IssueTokenResponse
+	5,  // 90: identity.v1.IdentityService.ListLoginProviders:output_type -> identity.v1.ListLoginProvidersResponse
+	7,  // 91: identity.v1.IdentityService.VerifyToken:output_type -> identity.v1.VerifyTokenResponse
+	9,  // 92: identity.v1.IdentityService.WhoAmI:output_type -> identity.v1.WhoAmIResponse
+	88, // 93: identity.v1.IdentityService.RevokeToken:output_type -> google.protobuf.Empty
+	88, // 94: identity.v1.IdentityService.RevokeTokens:output_type -> google.protobuf.Empty
+	12, // 95: identity.v1.IdentityService.CreateUser:output_type -> identity.v1.User
+	12, // 96: identity.v1.IdentityService.GetUser:output_type -> identity.v1.User
+	30, // 97: identity.v1.IdentityService.ListUsers:output_type -> identity.v1.ListUsersResponse
+	12, // 98: identity.v1.IdentityService.UpdateUser:output_type -> identity.v1.User
+	12, // 99: identity.v1.IdentityService.DisableUser:output_type -> identity.v1.User
+	12, // 100: identity.v1.IdentityService.EnableUser:output_type -> identity.v1.User
+	88, // 101: identity.v1.IdentityService.DeleteUser:output_type -> google.protobuf.Empty
+	88, // 102: identity.v1.IdentityService.SetPassword:output_type -> google.protobuf.Empty
+	12, // 103: identity.v1.IdentityService.LinkIdentity:output_type -> identity.v1.User
+	12, // 104: identity.v1.IdentityService.UnlinkIdentity:output_type -> identity.v1.User
+	39, // 105: identity.v1.IdentityService.BindRole:output_type -> identity.v1.BindRoleResponse
+	88, // 106: identity.v1.IdentityService.UnbindRole:output_type -> google.protobuf.Empty
+	43, // 107: identity.v1.IdentityService.ListBindings:output_type -> identity.v1.ListBindingsResponse
+	46, // 108: identity.v1.IdentityService.ListInvitations:output_type -> identity.v1.ListInvitationsResponse
+	88, // 109: identity.v1.IdentityService.AcceptInvitation:output_type -> google.protobuf.Empty
+	88, // 110: identity.v1.IdentityService.DeclineInvitation:output_type -> google.protobuf.Empty
+	14, // 111: identity.v1.IdentityService.CreateGroup:output_type -> identity.v1.Group
+	14, // 112: identity.v1.IdentityService.GetGroup:output_type -> identity.v1.Group
+	18, // 113: identity.v1.IdentityService.ListGroups:output_type -> identity.v1.ListGroupsResponse
+	14, // 114: identity.v1.IdentityService.UpdateGroup:output_type -> identity.v1.Group
+	88, // 115: identity.v1.IdentityService.DeleteGroup:output_type -> google.protobuf.Empty
+	88, // 116: identity.v1.IdentityService.AddGroupMember:output_type -> google.protobuf.Empty
+	88, // 117: identity.v1.IdentityService.RemoveGroupMember:output_type -> google.protobuf.Empty
+	24, // 118: identity.v1.IdentityService.ListGroupMembers:output_type -> identity.v1.ListGroupMembersResponse
+	51, // 119: identity.v1.IdentityService.CreateServiceAccount:output_type -> identity.v1.CreateServiceAccountResponse
+	53, // 120: identity.v1.IdentityService.ListServiceAccounts:output_type -> identity.v1.ListServiceAccountsResponse
+	49, // 121: identity.v1.IdentityService.GetServiceAccount:output_type -> identity.v1.ServiceAccount
+	56, // 122: identity.v1.IdentityService.UpdateServiceAccount:output_type -> identity.v1.UpdateServiceAccountResponse
+	88, // 123: identity.v1.IdentityService.DeleteServiceAccount:output_type -> google.protobuf.Empty
+	58, // 124: identity.v1.IdentityService.CreateOrg:output_type -> identity.v1.Org
+	58, // 125: identity.v1.IdentityService.GetOrg:output_type -> identity.v1.Org
+	62, // 126: identity.v1.IdentityService.ListOrgs:output_type -> identity.v1.ListOrgsResponse
+	58, // 127: identity.v1.IdentityService.UpdateOrg:output_type -> identity.v1.Org
+	88, // 128: identity.v1.IdentityService.DeleteOrg:output_type -> google.protobuf.Empty
+	65, // 129: identity.v1.IdentityService.CreateProject:output_type -> identity.v1.Project
+	65, // 130: identity.v1.IdentityService.GetProject:output_type -> identity.v1.Project
+	69, // 131: identity.v1.IdentityService.ListProjects:output_type -> identity.v1.ListProjectsResponse
+	65, // 132: identity.v1.IdentityService.UpdateProject:output_type -> identity.v1.Project
+	88, // 133: identity.v1.IdentityService.DeleteProject:output_type -> google.protobuf.Empty
+	74, // 134: identity.v1.IdentityService.SetQuota:output_type -> identity.v1.QuotaStatus
+	74, // 135: identity.v1.IdentityService.GetQuota:output_type -> identity.v1.QuotaStatus
+	75, // 136: identity.v1.IdentityService.GetDefaultQuota:output_type -> identity.v1.DefaultQuota
+	75, // 137: identity.v1.IdentityService.SetDefaultQuota:output_type -> identity.v1.DefaultQuota
+	82, // 138: identity.v1.IdentityService.ListKeys:output_type -> identity.v1.ListKeysResponse
+	82, // 139: identity.v1.IdentityService.RotateKeys:output_type -> identity.v1.ListKeysResponse
+	82, // 140: identity.v1.IdentityService.RevokeKey:output_type -> identity.v1.ListKeysResponse
+	87, // 141: identity.v1.IdentityService.ListAuditRecords:output_type -> identity.v1.ListAuditRecordsResponse
+	88, // [88:142] is the sub-list for method output_type
+	34, // [34:88] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_identity_v1_identity_proto_init() }
@@ -5937,15 +6431,20 @@ func file_identity_v1_identity_proto_init() {
 	if File_identity_v1_identity_proto != nil {
 		return
 	}
-	file_identity_v1_identity_proto_msgTypes[65].OneofWrappers = []any{}
-	file_identity_v1_identity_proto_msgTypes[66].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[19].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[31].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[55].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[63].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[70].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[72].OneofWrappers = []any{}
+	file_identity_v1_identity_proto_msgTypes[73].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_identity_v1_identity_proto_rawDesc), len(file_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   81,
+			NumMessages:   88,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

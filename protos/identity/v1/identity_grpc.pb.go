@@ -53,6 +53,7 @@ const (
 	IdentityService_CreateUser_FullMethodName           = "/identity.v1.IdentityService/CreateUser"
 	IdentityService_GetUser_FullMethodName              = "/identity.v1.IdentityService/GetUser"
 	IdentityService_ListUsers_FullMethodName            = "/identity.v1.IdentityService/ListUsers"
+	IdentityService_UpdateUser_FullMethodName           = "/identity.v1.IdentityService/UpdateUser"
 	IdentityService_DisableUser_FullMethodName          = "/identity.v1.IdentityService/DisableUser"
 	IdentityService_EnableUser_FullMethodName           = "/identity.v1.IdentityService/EnableUser"
 	IdentityService_DeleteUser_FullMethodName           = "/identity.v1.IdentityService/DeleteUser"
@@ -68,20 +69,25 @@ const (
 	IdentityService_CreateGroup_FullMethodName          = "/identity.v1.IdentityService/CreateGroup"
 	IdentityService_GetGroup_FullMethodName             = "/identity.v1.IdentityService/GetGroup"
 	IdentityService_ListGroups_FullMethodName           = "/identity.v1.IdentityService/ListGroups"
+	IdentityService_UpdateGroup_FullMethodName          = "/identity.v1.IdentityService/UpdateGroup"
 	IdentityService_DeleteGroup_FullMethodName          = "/identity.v1.IdentityService/DeleteGroup"
 	IdentityService_AddGroupMember_FullMethodName       = "/identity.v1.IdentityService/AddGroupMember"
 	IdentityService_RemoveGroupMember_FullMethodName    = "/identity.v1.IdentityService/RemoveGroupMember"
 	IdentityService_ListGroupMembers_FullMethodName     = "/identity.v1.IdentityService/ListGroupMembers"
 	IdentityService_CreateServiceAccount_FullMethodName = "/identity.v1.IdentityService/CreateServiceAccount"
 	IdentityService_ListServiceAccounts_FullMethodName  = "/identity.v1.IdentityService/ListServiceAccounts"
+	IdentityService_GetServiceAccount_FullMethodName    = "/identity.v1.IdentityService/GetServiceAccount"
+	IdentityService_UpdateServiceAccount_FullMethodName = "/identity.v1.IdentityService/UpdateServiceAccount"
 	IdentityService_DeleteServiceAccount_FullMethodName = "/identity.v1.IdentityService/DeleteServiceAccount"
 	IdentityService_CreateOrg_FullMethodName            = "/identity.v1.IdentityService/CreateOrg"
 	IdentityService_GetOrg_FullMethodName               = "/identity.v1.IdentityService/GetOrg"
 	IdentityService_ListOrgs_FullMethodName             = "/identity.v1.IdentityService/ListOrgs"
+	IdentityService_UpdateOrg_FullMethodName            = "/identity.v1.IdentityService/UpdateOrg"
 	IdentityService_DeleteOrg_FullMethodName            = "/identity.v1.IdentityService/DeleteOrg"
 	IdentityService_CreateProject_FullMethodName        = "/identity.v1.IdentityService/CreateProject"
 	IdentityService_GetProject_FullMethodName           = "/identity.v1.IdentityService/GetProject"
 	IdentityService_ListProjects_FullMethodName         = "/identity.v1.IdentityService/ListProjects"
+	IdentityService_UpdateProject_FullMethodName        = "/identity.v1.IdentityService/UpdateProject"
 	IdentityService_DeleteProject_FullMethodName        = "/identity.v1.IdentityService/DeleteProject"
 	IdentityService_SetQuota_FullMethodName             = "/identity.v1.IdentityService/SetQuota"
 	IdentityService_GetQuota_FullMethodName             = "/identity.v1.IdentityService/GetQuota"
@@ -141,6 +147,9 @@ type IdentityServiceClient interface {
 	GetUser(ctx context.Context, in *GetUserRequest, opts ...grpc.CallOption) (*User, error)
 	// ListUsers returns a page of all users and service accounts in the order of their IDs. system:admin.
 	ListUsers(ctx context.Context, in *ListUsersRequest, opts ...grpc.CallOption) (*ListUsersResponse, error)
+	// UpdateUser changes the display name of a user. Tokens, roles and groups refer to the ID, which cannot be changed.
+	// system:admin. Repeats change nothing. NOT_FOUND. FAILED_PRECONDITION: a service account. INVALID_ARGUMENT: name.
+	UpdateUser(ctx context.Context, in *UpdateUserRequest, opts ...grpc.CallOption) (*User, error)
 	// DisableUser ends the user's tokens, and no new one is issued until EnableUser. system:admin. Repeats change
 	// nothing. NOT_FOUND. FAILED_PRECONDITION: a service account, or "admin".
 	DisableUser(ctx context.Context, in *DisableUserRequest, opts ...grpc.CallOption) (*User, error)
@@ -205,6 +214,9 @@ type IdentityServiceClient interface {
 	// ListGroups returns a page of the groups of an org in the order of their IDs, or of all orgs if org_id is empty.
 	// org:admin; of all orgs system:admin.
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
+	// UpdateGroup changes the display name of a group. Members and roles stay. org:admin. Repeats change nothing.
+	// NOT_FOUND. INVALID_ARGUMENT: name.
+	UpdateGroup(ctx context.Context, in *UpdateGroupRequest, opts ...grpc.CallOption) (*Group, error)
 	// DeleteGroup deletes a group. Its members lose its roles at once. org:admin. NOT_FOUND, also for a repeat without an
 	// idempotency key.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
@@ -226,6 +238,14 @@ type IdentityServiceClient interface {
 	// ListServiceAccounts returns a page of a project's service accounts in the order of their names, without secrets.
 	// Accounts that were deleted since the first page are left out.
 	ListServiceAccounts(ctx context.Context, in *ListServiceAccountsRequest, opts ...grpc.CallOption) (*ListServiceAccountsResponse, error)
+	// GetServiceAccount returns a service account of a project, without its secret. org:admin, project:admin. NOT_FOUND.
+	GetServiceAccount(ctx context.Context, in *GetServiceAccountRequest, opts ...grpc.CallOption) (*ServiceAccount, error)
+	// UpdateServiceAccount changes the roles and the end of a service account, and gives it a new secret, in one
+	// transaction. The name cannot be changed, because it is part of the username. Tokens of the account have the new
+	// roles within a second. A new secret ends the tokens that were issued with the old one; no other call shows it: if
+	// the response is lost, call again. org:admin, project:admin; not service accounts. Repeats change nothing, except
+	// with new_secret. NOT_FOUND. INVALID_ARGUMENT: roles or expires_at.
+	UpdateServiceAccount(ctx context.Context, in *UpdateServiceAccountRequest, opts ...grpc.CallOption) (*UpdateServiceAccountResponse, error)
 	// DeleteServiceAccount removes a service account; its secret and tokens end. A repeat without an idempotency key is
 	// NOT_FOUND.
 	DeleteServiceAccount(ctx context.Context, in *DeleteServiceAccountRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
@@ -237,6 +257,9 @@ type IdentityServiceClient interface {
 	// ListOrgs returns a page of the orgs in which the caller has a role, in the order of their IDs; system:admin and
 	// billing:admin see all.
 	ListOrgs(ctx context.Context, in *ListOrgsRequest, opts ...grpc.CallOption) (*ListOrgsResponse, error)
+	// UpdateOrg changes the display name of an org. The ID cannot be changed, because roles, tokens and projects refer to
+	// it. org:admin, system:admin. Repeats change nothing. NOT_FOUND. INVALID_ARGUMENT: name.
+	UpdateOrg(ctx context.Context, in *UpdateOrgRequest, opts ...grpc.CallOption) (*Org, error)
 	// DeleteOrg removes an org and its invitations. system:admin. FAILED_PRECONDITION: it has projects, groups or images, or it
 	// is "default". NOT_FOUND, also for a repeat without an idempotency key.
 	DeleteOrg(ctx context.Context, in *DeleteOrgRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
@@ -255,6 +278,9 @@ type IdentityServiceClient interface {
 	// ListProjects returns a page of the projects in which the caller has a role, of one org or of all, in the order of
 	// their IDs; system:admin and billing:admin see all.
 	ListProjects(ctx context.Context, in *ListProjectsRequest, opts ...grpc.CallOption) (*ListProjectsResponse, error)
+	// UpdateProject changes the display name of a project. The ID cannot be changed, because roles, tokens and wallets
+	// refer to it. system:admin, org:admin. Repeats change nothing. NOT_FOUND. INVALID_ARGUMENT: name.
+	UpdateProject(ctx context.Context, in *UpdateProjectRequest, opts ...grpc.CallOption) (*Project, error)
 	// DeleteProject removes an empty project with its service accounts and invitations. See CreateProject on using its
 	// ID again. system:admin, org:admin. FAILED_PRECONDITION: it has VMs or images, its wallet is open, or it is
 	// "default". NOT_FOUND, also for a repeat without an idempotency key.
@@ -390,6 +416,16 @@ func (c *identityServiceClient) ListUsers(ctx context.Context, in *ListUsersRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListUsersResponse)
 	err := c.cc.Invoke(ctx, IdentityService_ListUsers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) UpdateUser(ctx context.Context, in *UpdateUserRequest, opts ...grpc.CallOption) (*User, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(User)
+	err := c.cc.Invoke(ctx, IdentityService_UpdateUser_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -546,6 +582,16 @@ func (c *identityServiceClient) ListGroups(ctx context.Context, in *ListGroupsRe
 	return out, nil
 }
 
+func (c *identityServiceClient) UpdateGroup(ctx context.Context, in *UpdateGroupRequest, opts ...grpc.CallOption) (*Group, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Group)
+	err := c.cc.Invoke(ctx, IdentityService_UpdateGroup_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *identityServiceClient) DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(emptypb.Empty)
@@ -606,6 +652,26 @@ func (c *identityServiceClient) ListServiceAccounts(ctx context.Context, in *Lis
 	return out, nil
 }
 
+func (c *identityServiceClient) GetServiceAccount(ctx context.Context, in *GetServiceAccountRequest, opts ...grpc.CallOption) (*ServiceAccount, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ServiceAccount)
+	err := c.cc.Invoke(ctx, IdentityService_GetServiceAccount_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) UpdateServiceAccount(ctx context.Context, in *UpdateServiceAccountRequest, opts ...grpc.CallOption) (*UpdateServiceAccountResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateServiceAccountResponse)
+	err := c.cc.Invoke(ctx, IdentityService_UpdateServiceAccount_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *identityServiceClient) DeleteServiceAccount(ctx context.Context, in *DeleteServiceAccountRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(emptypb.Empty)
@@ -646,6 +712,16 @@ func (c *identityServiceClient) ListOrgs(ctx context.Context, in *ListOrgsReques
 	return out, nil
 }
 
+func (c *identityServiceClient) UpdateOrg(ctx context.Context, in *UpdateOrgRequest, opts ...grpc.CallOption) (*Org, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Org)
+	err := c.cc.Invoke(ctx, IdentityService_UpdateOrg_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *identityServiceClient) DeleteOrg(ctx context.Context, in *DeleteOrgRequest, opts ...grpc.CallOption) (*emptypb.Empty, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(emptypb.Empty)
@@ -680,6 +756,16 @@ func (c *identityServiceClient) ListProjects(ctx context.Context, in *ListProjec
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListProjectsResponse)
 	err := c.cc.Invoke(ctx, IdentityService_ListProjects_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identityServiceClient) UpdateProject(ctx context.Context, in *UpdateProjectRequest, opts ...grpc.CallOption) (*Project, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Project)
+	err := c.cc.Invoke(ctx, IdentityService_UpdateProject_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -824,6 +910,9 @@ type IdentityServiceServer interface {
 	GetUser(context.Context, *GetUserRequest) (*User, error)
 	// ListUsers returns a page of all users and service accounts in the order of their IDs. system:admin.
 	ListUsers(context.Context, *ListUsersRequest) (*ListUsersResponse, error)
+	// UpdateUser changes the display name of a user. Tokens, roles and groups refer to the ID, which cannot be changed.
+	// system:admin. Repeats change nothing. NOT_FOUND. FAILED_PRECONDITION: a service account. INVALID_ARGUMENT: name.
+	UpdateUser(context.Context, *UpdateUserRequest) (*User, error)
 	// DisableUser ends the user's tokens, and no new one is issued until EnableUser. system:admin. Repeats change
 	// nothing. NOT_FOUND. FAILED_PRECONDITION: a service account, or "admin".
 	DisableUser(context.Context, *DisableUserRequest) (*User, error)
@@ -888,6 +977,9 @@ type IdentityServiceServer interface {
 	// ListGroups returns a page of the groups of an org in the order of their IDs, or of all orgs if org_id is empty.
 	// org:admin; of all orgs system:admin.
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
+	// UpdateGroup changes the display name of a group. Members and roles stay. org:admin. Repeats change nothing.
+	// NOT_FOUND. INVALID_ARGUMENT: name.
+	UpdateGroup(context.Context, *UpdateGroupRequest) (*Group, error)
 	// DeleteGroup deletes a group. Its members lose its roles at once. org:admin. NOT_FOUND, also for a repeat without an
 	// idempotency key.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*emptypb.Empty, error)
@@ -909,6 +1001,14 @@ type IdentityServiceServer interface {
 	// ListServiceAccounts returns a page of a project's service accounts in the order of their names, without secrets.
 	// Accounts that were deleted since the first page are left out.
 	ListServiceAccounts(context.Context, *ListServiceAccountsRequest) (*ListServiceAccountsResponse, error)
+	// GetServiceAccount returns a service account of a project, without its secret. org:admin, project:admin. NOT_FOUND.
+	GetServiceAccount(context.Context, *GetServiceAccountRequest) (*ServiceAccount, error)
+	// UpdateServiceAccount changes the roles and the end of a service account, and gives it a new secret, in one
+	// transaction. The name cannot be changed, because it is part of the username. Tokens of the account have the new
+	// roles within a second. A new secret ends the tokens that were issued with the old one; no other call shows it: if
+	// the response is lost, call again. org:admin, project:admin; not service accounts. Repeats change nothing, except
+	// with new_secret. NOT_FOUND. INVALID_ARGUMENT: roles or expires_at.
+	UpdateServiceAccount(context.Context, *UpdateServiceAccountRequest) (*UpdateServiceAccountResponse, error)
 	// DeleteServiceAccount removes a service account; its secret and tokens end. A repeat without an idempotency key is
 	// NOT_FOUND.
 	DeleteServiceAccount(context.Context, *DeleteServiceAccountRequest) (*emptypb.Empty, error)
@@ -920,6 +1020,9 @@ type IdentityServiceServer interface {
 	// ListOrgs returns a page of the orgs in which the caller has a role, in the order of their IDs; system:admin and
 	// billing:admin see all.
 	ListOrgs(context.Context, *ListOrgsRequest) (*ListOrgsResponse, error)
+	// UpdateOrg changes the display name of an org. The ID cannot be changed, because roles, tokens and projects refer to
+	// it. org:admin, system:admin. Repeats change nothing. NOT_FOUND. INVALID_ARGUMENT: name.
+	UpdateOrg(context.Context, *UpdateOrgRequest) (*Org, error)
 	// DeleteOrg removes an org and its invitations. system:admin. FAILED_PRECONDITION: it has projects, groups or images, or it
 	// is "default". NOT_FOUND, also for a repeat without an idempotency key.
 	DeleteOrg(context.Context, *DeleteOrgRequest) (*emptypb.Empty, error)
@@ -938,6 +1041,9 @@ type IdentityServiceServer interface {
 	// ListProjects returns a page of the projects in which the caller has a role, of one org or of all, in the order of
 	// their IDs; system:admin and billing:admin see all.
 	ListProjects(context.Context, *ListProjectsRequest) (*ListProjectsResponse, error)
+	// UpdateProject changes the display name of a project. The ID cannot be changed, because roles, tokens and wallets
+	// refer to it. system:admin, org:admin. Repeats change nothing. NOT_FOUND. INVALID_ARGUMENT: name.
+	UpdateProject(context.Context, *UpdateProjectRequest) (*Project, error)
 	// DeleteProject removes an empty project with its service accounts and invitations. See CreateProject on using its
 	// ID again. system:admin, org:admin. FAILED_PRECONDITION: it has VMs or images, its wallet is open, or it is
 	// "default". NOT_FOUND, also for a repeat without an idempotency key.
@@ -1009,6 +1115,9 @@ func (UnimplementedIdentityServiceServer) GetUser(context.Context, *GetUserReque
 func (UnimplementedIdentityServiceServer) ListUsers(context.Context, *ListUsersRequest) (*ListUsersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListUsers not implemented")
 }
+func (UnimplementedIdentityServiceServer) UpdateUser(context.Context, *UpdateUserRequest) (*User, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateUser not implemented")
+}
 func (UnimplementedIdentityServiceServer) DisableUser(context.Context, *DisableUserRequest) (*User, error) {
 	return nil, status.Error(codes.Unimplemented, "method DisableUser not implemented")
 }
@@ -1054,6 +1163,9 @@ func (UnimplementedIdentityServiceServer) GetGroup(context.Context, *GetGroupReq
 func (UnimplementedIdentityServiceServer) ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListGroups not implemented")
 }
+func (UnimplementedIdentityServiceServer) UpdateGroup(context.Context, *UpdateGroupRequest) (*Group, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateGroup not implemented")
+}
 func (UnimplementedIdentityServiceServer) DeleteGroup(context.Context, *DeleteGroupRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteGroup not implemented")
 }
@@ -1072,6 +1184,12 @@ func (UnimplementedIdentityServiceServer) CreateServiceAccount(context.Context, 
 func (UnimplementedIdentityServiceServer) ListServiceAccounts(context.Context, *ListServiceAccountsRequest) (*ListServiceAccountsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListServiceAccounts not implemented")
 }
+func (UnimplementedIdentityServiceServer) GetServiceAccount(context.Context, *GetServiceAccountRequest) (*ServiceAccount, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetServiceAccount not implemented")
+}
+func (UnimplementedIdentityServiceServer) UpdateServiceAccount(context.Context, *UpdateServiceAccountRequest) (*UpdateServiceAccountResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateServiceAccount not implemented")
+}
 func (UnimplementedIdentityServiceServer) DeleteServiceAccount(context.Context, *DeleteServiceAccountRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteServiceAccount not implemented")
 }
@@ -1084,6 +1202,9 @@ func (UnimplementedIdentityServiceServer) GetOrg(context.Context, *GetOrgRequest
 func (UnimplementedIdentityServiceServer) ListOrgs(context.Context, *ListOrgsRequest) (*ListOrgsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListOrgs not implemented")
 }
+func (UnimplementedIdentityServiceServer) UpdateOrg(context.Context, *UpdateOrgRequest) (*Org, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateOrg not implemented")
+}
 func (UnimplementedIdentityServiceServer) DeleteOrg(context.Context, *DeleteOrgRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteOrg not implemented")
 }
@@ -1095,6 +1216,9 @@ func (UnimplementedIdentityServiceServer) GetProject(context.Context, *GetProjec
 }
 func (UnimplementedIdentityServiceServer) ListProjects(context.Context, *ListProjectsRequest) (*ListProjectsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListProjects not implemented")
+}
+func (UnimplementedIdentityServiceServer) UpdateProject(context.Context, *UpdateProjectRequest) (*Project, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateProject not implemented")
 }
 func (UnimplementedIdentityServiceServer) DeleteProject(context.Context, *DeleteProjectRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteProject not implemented")
@@ -1320,6 +1444,24 @@ func _IdentityService_ListUsers_Handler(srv interface{}, ctx context.Context, de
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(IdentityServiceServer).ListUsers(ctx, req.(*ListUsersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_UpdateUser_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateUserRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).UpdateUser(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_UpdateUser_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).UpdateUser(ctx, req.(*UpdateUserRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1594,6 +1736,24 @@ func _IdentityService_ListGroups_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_UpdateGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateGroupRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).UpdateGroup(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_UpdateGroup_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).UpdateGroup(ctx, req.(*UpdateGroupRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IdentityService_DeleteGroup_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteGroupRequest)
 	if err := dec(in); err != nil {
@@ -1702,6 +1862,42 @@ func _IdentityService_ListServiceAccounts_Handler(srv interface{}, ctx context.C
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_GetServiceAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetServiceAccountRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).GetServiceAccount(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_GetServiceAccount_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).GetServiceAccount(ctx, req.(*GetServiceAccountRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_UpdateServiceAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateServiceAccountRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).UpdateServiceAccount(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_UpdateServiceAccount_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).UpdateServiceAccount(ctx, req.(*UpdateServiceAccountRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IdentityService_DeleteServiceAccount_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteServiceAccountRequest)
 	if err := dec(in); err != nil {
@@ -1774,6 +1970,24 @@ func _IdentityService_ListOrgs_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_UpdateOrg_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateOrgRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).UpdateOrg(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_UpdateOrg_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).UpdateOrg(ctx, req.(*UpdateOrgRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _IdentityService_DeleteOrg_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteOrgRequest)
 	if err := dec(in); err != nil {
@@ -1842,6 +2056,24 @@ func _IdentityService_ListProjects_Handler(srv interface{}, ctx context.Context,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(IdentityServiceServer).ListProjects(ctx, req.(*ListProjectsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _IdentityService_UpdateProject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateProjectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).UpdateProject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_UpdateProject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).UpdateProject(ctx, req.(*UpdateProjectRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -2056,6 +2288,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _IdentityService_ListUsers_Handler,
 		},
 		{
+			MethodName: "UpdateUser",
+			Handler:    _IdentityService_UpdateUser_Handler,
+		},
+		{
 			MethodName: "DisableUser",
 			Handler:    _IdentityService_DisableUser_Handler,
 		},
@@ -2116,6 +2352,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _IdentityService_ListGroups_Handler,
 		},
 		{
+			MethodName: "UpdateGroup",
+			Handler:    _IdentityService_UpdateGroup_Handler,
+		},
+		{
 			MethodName: "DeleteGroup",
 			Handler:    _IdentityService_DeleteGroup_Handler,
 		},
@@ -2140,6 +2380,14 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _IdentityService_ListServiceAccounts_Handler,
 		},
 		{
+			MethodName: "GetServiceAccount",
+			Handler:    _IdentityService_GetServiceAccount_Handler,
+		},
+		{
+			MethodName: "UpdateServiceAccount",
+			Handler:    _IdentityService_UpdateServiceAccount_Handler,
+		},
+		{
 			MethodName: "DeleteServiceAccount",
 			Handler:    _IdentityService_DeleteServiceAccount_Handler,
 		},
@@ -2156,6 +2404,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _IdentityService_ListOrgs_Handler,
 		},
 		{
+			MethodName: "UpdateOrg",
+			Handler:    _IdentityService_UpdateOrg_Handler,
+		},
+		{
 			MethodName: "DeleteOrg",
 			Handler:    _IdentityService_DeleteOrg_Handler,
 		},
@@ -2170,6 +2422,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListProjects",
 			Handler:    _IdentityService_ListProjects_Handler,
+		},
+		{
+			MethodName: "UpdateProject",
+			Handler:    _IdentityService_UpdateProject_Handler,
 		},
 		{
 			MethodName: "DeleteProject",

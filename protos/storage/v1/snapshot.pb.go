@@ -698,6 +698,83 @@ func (x *ListSnapshotsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type UpdateSnapshotRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	OrgId      string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	ProjectId  string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	SnapshotId string                 `protobuf:"bytes,3,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// Empty: the name stays.
+	Name          string            `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Labels        map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateSnapshotRequest) Reset() {
+	*x = UpdateSnapshotRequest{}
+	mi := &file_storage_v1_snapshot_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateSnapshotRequest) ProtoMessage() {}
+
+func (x *UpdateSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_snapshot_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*UpdateSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *UpdateSnapshotRequest) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *UpdateSnapshotRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *UpdateSnapshotRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *UpdateSnapshotRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UpdateSnapshotRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type DeleteSnapshotRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OrgId         string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
@@ -709,7 +786,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_storage_v1_snapshot_proto_msgTypes[7]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +798,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_snapshot_proto_msgTypes[7]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +811,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{7}
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DeleteSnapshotRequest) GetOrgId() string {
@@ -775,7 +852,7 @@ type CreateVolumeFromSnapshotRequest struct {
 
 func (x *CreateVolumeFromSnapshotRequest) Reset() {
 	*x = CreateVolumeFromSnapshotRequest{}
-	mi := &file_storage_v1_snapshot_proto_msgTypes[8]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +864,7 @@ func (x *CreateVolumeFromSnapshotRequest) String() string {
 func (*CreateVolumeFromSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateVolumeFromSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_snapshot_proto_msgTypes[8]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +877,7 @@ func (x *CreateVolumeFromSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeFromSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeFromSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{8}
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateVolumeFromSnapshotRequest) GetOrgId() string {
@@ -867,7 +944,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_storage_v1_snapshot_proto_msgTypes[9]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +956,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_snapshot_proto_msgTypes[9]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +969,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{9}
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExportSnapshotRequest) GetOrgId() string {
@@ -940,7 +1017,7 @@ type ExportSnapshotResponse struct {
 
 func (x *ExportSnapshotResponse) Reset() {
 	*x = ExportSnapshotResponse{}
-	mi := &file_storage_v1_snapshot_proto_msgTypes[10]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1029,7 @@ func (x *ExportSnapshotResponse) String() string {
 func (*ExportSnapshotResponse) ProtoMessage() {}
 
 func (x *ExportSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_snapshot_proto_msgTypes[10]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1042,7 @@ func (x *ExportSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{10}
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExportSnapshotResponse) GetData() []byte {
@@ -989,7 +1066,7 @@ type ListAllSnapshotsRequest struct {
 
 func (x *ListAllSnapshotsRequest) Reset() {
 	*x = ListAllSnapshotsRequest{}
-	mi := &file_storage_v1_snapshot_proto_msgTypes[11]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1078,7 @@ func (x *ListAllSnapshotsRequest) String() string {
 func (*ListAllSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListAllSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_snapshot_proto_msgTypes[11]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1091,7 @@ func (x *ListAllSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListAllSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{11}
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListAllSnapshotsRequest) GetPageSize() int32 {
@@ -1056,7 +1133,7 @@ type ListAllSnapshotsResponse struct {
 
 func (x *ListAllSnapshotsResponse) Reset() {
 	*x = ListAllSnapshotsResponse{}
-	mi := &file_storage_v1_snapshot_proto_msgTypes[12]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1145,7 @@ func (x *ListAllSnapshotsResponse) String() string {
 func (*ListAllSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListAllSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_snapshot_proto_msgTypes[12]
+	mi := &file_storage_v1_snapshot_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1158,7 @@ func (x *ListAllSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAllSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListAllSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{12}
+	return file_storage_v1_snapshot_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListAllSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -1164,7 +1241,18 @@ const file_storage_v1_snapshot_proto_rawDesc = "" +
 	"page_token\x18\x05 \x01(\tR\tpageToken\"s\n" +
 	"\x15ListSnapshotsResponse\x122\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x14.storage.v1.SnapshotR\tsnapshots\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"n\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x84\x02\n" +
+	"\x15UpdateSnapshotRequest\x12\x15\n" +
+	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x03 \x01(\tR\n" +
+	"snapshotId\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12E\n" +
+	"\x06labels\x18\x05 \x03(\v2-.storage.v1.UpdateSnapshotRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"n\n" +
 	"\x15DeleteSnapshotRequest\x12\x15\n" +
 	"\x06org_id\x18\x01 \x01(\tR\x05orgId\x12\x1d\n" +
 	"\n" +
@@ -1216,12 +1304,13 @@ const file_storage_v1_snapshot_proto_rawDesc = "" +
 	" SNAPSHOT_CONSISTENCY_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSNAPSHOT_CONSISTENCY_CRASH\x10\x01\x12$\n" +
 	" SNAPSHOT_CONSISTENCY_FILE_SYSTEM\x10\x02\x12!\n" +
-	"\x1dSNAPSHOT_CONSISTENCY_DETACHED\x10\x032\xc2\x05\n" +
+	"\x1dSNAPSHOT_CONSISTENCY_DETACHED\x10\x032\x8d\x06\n" +
 	"\x0fSnapshotService\x12I\n" +
 	"\x0eCreateSnapshot\x12!.storage.v1.CreateSnapshotRequest\x1a\x14.storage.v1.Snapshot\x12`\n" +
 	"\x11CreateVmSnapshots\x12$.storage.v1.CreateVmSnapshotsRequest\x1a%.storage.v1.CreateVmSnapshotsResponse\x12C\n" +
 	"\vGetSnapshot\x12\x1e.storage.v1.GetSnapshotRequest\x1a\x14.storage.v1.Snapshot\x12T\n" +
-	"\rListSnapshots\x12 .storage.v1.ListSnapshotsRequest\x1a!.storage.v1.ListSnapshotsResponse\x12K\n" +
+	"\rListSnapshots\x12 .storage.v1.ListSnapshotsRequest\x1a!.storage.v1.ListSnapshotsResponse\x12I\n" +
+	"\x0eUpdateSnapshot\x12!.storage.v1.UpdateSnapshotRequest\x1a\x14.storage.v1.Snapshot\x12K\n" +
 	"\x0eDeleteSnapshot\x12!.storage.v1.DeleteSnapshotRequest\x1a\x16.google.protobuf.Empty\x12`\n" +
 	"\x18CreateVolumeFromSnapshot\x12+.storage.v1.CreateVolumeFromSnapshotRequest\x1a\x17.vmcontroller.v1.Volume\x12Y\n" +
 	"\x0eExportSnapshot\x12!.storage.v1.ExportSnapshotRequest\x1a\".storage.v1.ExportSnapshotResponse0\x01\x12]\n" +
@@ -1240,7 +1329,7 @@ func file_storage_v1_snapshot_proto_rawDescGZIP() []byte {
 }
 
 var file_storage_v1_snapshot_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_storage_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_storage_v1_snapshot_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_storage_v1_snapshot_proto_goTypes = []any{
 	(SnapshotStatus)(0),                     // 0: storage.v1.SnapshotStatus
 	(SnapshotConsistency)(0),                // 1: storage.v1.SnapshotConsistency
@@ -1251,52 +1340,57 @@ var file_storage_v1_snapshot_proto_goTypes = []any{
 	(*GetSnapshotRequest)(nil),              // 6: storage.v1.GetSnapshotRequest
 	(*ListSnapshotsRequest)(nil),            // 7: storage.v1.ListSnapshotsRequest
 	(*ListSnapshotsResponse)(nil),           // 8: storage.v1.ListSnapshotsResponse
-	(*DeleteSnapshotRequest)(nil),           // 9: storage.v1.DeleteSnapshotRequest
-	(*CreateVolumeFromSnapshotRequest)(nil), // 10: storage.v1.CreateVolumeFromSnapshotRequest
-	(*ExportSnapshotRequest)(nil),           // 11: storage.v1.ExportSnapshotRequest
-	(*ExportSnapshotResponse)(nil),          // 12: storage.v1.ExportSnapshotResponse
-	(*ListAllSnapshotsRequest)(nil),         // 13: storage.v1.ListAllSnapshotsRequest
-	(*ListAllSnapshotsResponse)(nil),        // 14: storage.v1.ListAllSnapshotsResponse
-	nil,                                     // 15: storage.v1.Snapshot.LabelsEntry
-	nil,                                     // 16: storage.v1.CreateSnapshotRequest.LabelsEntry
-	nil,                                     // 17: storage.v1.CreateVmSnapshotsRequest.LabelsEntry
-	nil,                                     // 18: storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
-	nil,                                     // 19: storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
-	(*emptypb.Empty)(nil),                   // 20: google.protobuf.Empty
-	(*v1.Volume)(nil),                       // 21: vmcontroller.v1.Volume
+	(*UpdateSnapshotRequest)(nil),           // 9: storage.v1.UpdateSnapshotRequest
+	(*DeleteSnapshotRequest)(nil),           // 10: storage.v1.DeleteSnapshotRequest
+	(*CreateVolumeFromSnapshotRequest)(nil), // 11: storage.v1.CreateVolumeFromSnapshotRequest
+	(*ExportSnapshotRequest)(nil),           // 12: storage.v1.ExportSnapshotRequest
+	(*ExportSnapshotResponse)(nil),          // 13: storage.v1.ExportSnapshotResponse
+	(*ListAllSnapshotsRequest)(nil),         // 14: storage.v1.ListAllSnapshotsRequest
+	(*ListAllSnapshotsResponse)(nil),        // 15: storage.v1.ListAllSnapshotsResponse
+	nil,                                     // 16: storage.v1.Snapshot.LabelsEntry
+	nil,                                     // 17: storage.v1.CreateSnapshotRequest.LabelsEntry
+	nil,                                     // 18: storage.v1.CreateVmSnapshotsRequest.LabelsEntry
+	nil,                                     // 19: storage.v1.UpdateSnapshotRequest.LabelsEntry
+	nil,                                     // 20: storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
+	nil,                                     // 21: storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
+	(*emptypb.Empty)(nil),                   // 22: google.protobuf.Empty
+	(*v1.Volume)(nil),                       // 23: vmcontroller.v1.Volume
 }
 var file_storage_v1_snapshot_proto_depIdxs = []int32{
 	0,  // 0: storage.v1.Snapshot.status:type_name -> storage.v1.SnapshotStatus
 	1,  // 1: storage.v1.Snapshot.consistency:type_name -> storage.v1.SnapshotConsistency
-	15, // 2: storage.v1.Snapshot.labels:type_name -> storage.v1.Snapshot.LabelsEntry
-	16, // 3: storage.v1.CreateSnapshotRequest.labels:type_name -> storage.v1.CreateSnapshotRequest.LabelsEntry
-	17, // 4: storage.v1.CreateVmSnapshotsRequest.labels:type_name -> storage.v1.CreateVmSnapshotsRequest.LabelsEntry
+	16, // 2: storage.v1.Snapshot.labels:type_name -> storage.v1.Snapshot.LabelsEntry
+	17, // 3: storage.v1.CreateSnapshotRequest.labels:type_name -> storage.v1.CreateSnapshotRequest.LabelsEntry
+	18, // 4: storage.v1.CreateVmSnapshotsRequest.labels:type_name -> storage.v1.CreateVmSnapshotsRequest.LabelsEntry
 	2,  // 5: storage.v1.CreateVmSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
 	2,  // 6: storage.v1.ListSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
-	18, // 7: storage.v1.CreateVolumeFromSnapshotRequest.metadata:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
-	19, // 8: storage.v1.CreateVolumeFromSnapshotRequest.labels:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
-	2,  // 9: storage.v1.ListAllSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
-	3,  // 10: storage.v1.SnapshotService.CreateSnapshot:input_type -> storage.v1.CreateSnapshotRequest
-	4,  // 11: storage.v1.SnapshotService.CreateVmSnapshots:input_type -> storage.v1.CreateVmSnapshotsRequest
-	6,  // 12: storage.v1.SnapshotService.GetSnapshot:input_type -> storage.v1.GetSnapshotRequest
-	7,  // 13: storage.v1.SnapshotService.ListSnapshots:input_type -> storage.v1.ListSnapshotsRequest
-	9,  // 14: storage.v1.SnapshotService.DeleteSnapshot:input_type -> storage.v1.DeleteSnapshotRequest
-	10, // 15: storage.v1.SnapshotService.CreateVolumeFromSnapshot:input_type -> storage.v1.CreateVolumeFromSnapshotRequest
-	11, // 16: storage.v1.SnapshotService.ExportSnapshot:input_type -> storage.v1.ExportSnapshotRequest
-	13, // 17: storage.v1.SnapshotService.ListAllSnapshots:input_type -> storage.v1.ListAllSnapshotsRequest
-	2,  // 18: storage.v1.SnapshotService.CreateSnapshot:output_type -> storage.v1.Snapshot
-	5,  // 19: storage.v1.SnapshotService.CreateVmSnapshots:output_type -> storage.v1.CreateVmSnapshotsResponse
-	2,  // 20: storage.v1.SnapshotService.GetSnapshot:output_type -> storage.v1.Snapshot
-	8,  // 21: storage.v1.SnapshotService.ListSnapshots:output_type -> storage.v1.ListSnapshotsResponse
-	20, // 22: storage.v1.SnapshotService.DeleteSnapshot:output_type -> google.protobuf.Empty
-	21, // 23: storage.v1.SnapshotService.CreateVolumeFromSnapshot:output_type -> vmcontroller.v1.Volume
-	12, // 24: storage.v1.SnapshotService.ExportSnapshot:output_type -> storage.v1.ExportSnapshotResponse
-	14, // 25: storage.v1.SnapshotService.ListAllSnapshots:output_type -> storage.v1.ListAllSnapshotsResponse
-	18, // [18:26] is the sub-list for method output_type
-	10, // [10:18] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	19, // 7: storage.v1.UpdateSnapshotRequest.labels:type_name -> storage.v1.UpdateSnapshotRequest.LabelsEntry
+	20, // 8: storage.v1.CreateVolumeFromSnapshotRequest.metadata:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.MetadataEntry
+	21, // 9: storage.v1.CreateVolumeFromSnapshotRequest.labels:type_name -> storage.v1.CreateVolumeFromSnapshotRequest.LabelsEntry
+	2,  // 10: storage.v1.ListAllSnapshotsResponse.snapshots:type_name -> storage.v1.Snapshot
+	3,  // 11: storage.v1.SnapshotService.CreateSnapshot:input_type -> storage.v1.CreateSnapshotRequest
+	4,  // 12: storage.v1.SnapshotService.CreateVmSnapshots:input_type -> storage.v1.CreateVmSnapshotsRequest
+	6,  // 13: storage.v1.SnapshotService.GetSnapshot:input_type -> storage.v1.GetSnapshotRequest
+	7,  // 14: storage.v1.SnapshotService.ListSnapshots:input_type -> storage.v1.ListSnapshotsRequest
+	9,  // 15: storage.v1.SnapshotService.UpdateSnapshot:input_type -> storage.v1.UpdateSnapshotRequest
+	10, // 16: storage.v1.SnapshotService.DeleteSnapshot:input_type -> storage.v1.DeleteSnapshotRequest
+	11, // 17: storage.v1.SnapshotService.CreateVolumeFromSnapshot:input_type -> storage.v1.CreateVolumeFromSnapshotRequest
+	12, // 18: storage.v1.SnapshotService.ExportSnapshot:input_type -> storage.v1.ExportSnapshotRequest
+	14, // 19: storage.v1.SnapshotService.ListAllSnapshots:input_type -> storage.v1.ListAllSnapshotsRequest
+	2,  // 20: storage.v1.SnapshotService.CreateSnapshot:output_type -> storage.v1.Snapshot
+	5,  // 21: storage.v1.SnapshotService.CreateVmSnapshots:output_type -> storage.v1.CreateVmSnapshotsResponse
+	2,  // 22: storage.v1.SnapshotService.GetSnapshot:output_type -> storage.v1.Snapshot
+	8,  // 23: storage.v1.SnapshotService.ListSnapshots:output_type -> storage.v1.ListSnapshotsResponse
+	2,  // 24: storage.v1.SnapshotService.UpdateSnapshot:output_type -> storage.v1.Snapshot
+	22, // 25: storage.v1.SnapshotService.DeleteSnapshot:output_type -> google.protobuf.Empty
+	23, // 26: storage.v1.SnapshotService.CreateVolumeFromSnapshot:output_type -> vmcontroller.v1.Volume
+	13, // 27: storage.v1.SnapshotService.ExportSnapshot:output_type -> storage.v1.ExportSnapshotResponse
+	15, // 28: storage.v1.SnapshotService.ListAllSnapshots:output_type -> storage.v1.ListAllSnapshotsResponse
+	20, // [20:29] is the sub-list for method output_type
+	11, // [11:20] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_snapshot_proto_init() }
@@ -1310,7 +1404,7 @@ func file_storage_v1_snapshot_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_snapshot_proto_rawDesc), len(file_storage_v1_snapshot_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

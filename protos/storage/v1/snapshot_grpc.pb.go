@@ -31,6 +31,7 @@ const (
 	SnapshotService_CreateVmSnapshots_FullMethodName        = "/storage.v1.SnapshotService/CreateVmSnapshots"
 	SnapshotService_GetSnapshot_FullMethodName              = "/storage.v1.SnapshotService/GetSnapshot"
 	SnapshotService_ListSnapshots_FullMethodName            = "/storage.v1.SnapshotService/ListSnapshots"
+	SnapshotService_UpdateSnapshot_FullMethodName           = "/storage.v1.SnapshotService/UpdateSnapshot"
 	SnapshotService_DeleteSnapshot_FullMethodName           = "/storage.v1.SnapshotService/DeleteSnapshot"
 	SnapshotService_CreateVolumeFromSnapshot_FullMethodName = "/storage.v1.SnapshotService/CreateVolumeFromSnapshot"
 	SnapshotService_ExportSnapshot_FullMethodName           = "/storage.v1.SnapshotService/ExportSnapshot"
@@ -67,6 +68,13 @@ type SnapshotServiceClient interface {
 	// ListSnapshots returns the snapshots of a project or of one volume, in the order of their creation.
 	// INVALID_ARGUMENT: page_size or page_token is invalid.
 	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
+	// UpdateSnapshot changes the name and the labels of a snapshot, in any status. labels are merged into those of the
+	// snapshot; an empty value removes its key. A repeat changes nothing. The schedule of a volume still deletes a snapshot
+	// that it has created, whatever its name is.
+	//
+	// NOT_FOUND: the project has no such snapshot. ALREADY_EXISTS: another snapshot of the project has the name.
+	// INVALID_ARGUMENT: a field is invalid.
+	UpdateSnapshot(ctx context.Context, in *UpdateSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error)
 	// DeleteSnapshot deletes the record of a snapshot. The host ends a copy that is in progress, and deletes the bytes
 	// later. A repeat without an idempotency key returns NOT_FOUND. FAILED_PRECONDITION: a volume is being made from the
 	// snapshot.
@@ -144,6 +152,16 @@ func (c *snapshotServiceClient) ListSnapshots(ctx context.Context, in *ListSnaps
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListSnapshotsResponse)
 	err := c.cc.Invoke(ctx, SnapshotService_ListSnapshots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *snapshotServiceClient) UpdateSnapshot(ctx context.Context, in *UpdateSnapshotRequest, opts ...grpc.CallOption) (*Snapshot, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Snapshot)
+	err := c.cc.Invoke(ctx, SnapshotService_UpdateSnapshot_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -229,6 +247,13 @@ type SnapshotServiceServer interface {
 	// ListSnapshots returns the snapshots of a project or of one volume, in the order of their creation.
 	// INVALID_ARGUMENT: page_size or page_token is invalid.
 	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
+	// UpdateSnapshot changes the name and the labels of a snapshot, in any status. labels are merged into those of the
+	// snapshot; an empty value removes its key. A repeat changes nothing. The schedule of a volume still deletes a snapshot
+	// that it has created, whatever its name is.
+	//
+	// NOT_FOUND: the project has no such snapshot. ALREADY_EXISTS: another snapshot of the project has the name.
+	// INVALID_ARGUMENT: a field is invalid.
+	UpdateSnapshot(context.Context, *UpdateSnapshotRequest) (*Snapshot, error)
 	// DeleteSnapshot deletes the record of a snapshot. The host ends a copy that is in progress, and deletes the bytes
 	// later. A repeat without an idempotency key returns NOT_FOUND. FAILED_PRECONDITION: a volume is being made from the
 	// snapshot.
@@ -283,6 +308,9 @@ func (UnimplementedSnapshotServiceServer) GetSnapshot(context.Context, *GetSnaps
 }
 func (UnimplementedSnapshotServiceServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
+}
+func (UnimplementedSnapshotServiceServer) UpdateSnapshot(context.Context, *UpdateSnapshotRequest) (*Snapshot, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateSnapshot not implemented")
 }
 func (UnimplementedSnapshotServiceServer) DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*emptypb.Empty, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteSnapshot not implemented")
@@ -389,6 +417,24 @@ func _SnapshotService_ListSnapshots_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SnapshotService_UpdateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SnapshotServiceServer).UpdateSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SnapshotService_UpdateSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SnapshotServiceServer).UpdateSnapshot(ctx, req.(*UpdateSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _SnapshotService_DeleteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteSnapshotRequest)
 	if err := dec(in); err != nil {
@@ -476,6 +522,10 @@ var SnapshotService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListSnapshots",
 			Handler:    _SnapshotService_ListSnapshots_Handler,
+		},
+		{
+			MethodName: "UpdateSnapshot",
+			Handler:    _SnapshotService_UpdateSnapshot_Handler,
 		},
 		{
 			MethodName: "DeleteSnapshot",

@@ -45,10 +45,16 @@ const AccountPrefix = "TV"
 
 // NewSecret generates a random ID and secret, and encrypts the secret with the cluster key.
 func NewSecret(key *clusterkey.Key) Secret {
-	id, text := make([]byte, 10), make([]byte, 30)
+	id := make([]byte, 10)
 	rand.Read(id)
+	return NewSecretFor(key, cloud.UserID(AccountPrefix+base32.StdEncoding.EncodeToString(id)))
+}
+
+// NewSecretFor is like NewSecret for the service account with the given ID.
+func NewSecretFor(key *clusterkey.Key, id cloud.UserID) Secret {
+	text := make([]byte, 30)
 	rand.Read(text)
-	s := Secret{ID: cloud.UserID(AccountPrefix + base32.StdEncoding.EncodeToString(id)), Text: base64.RawURLEncoding.EncodeToString(text)}
+	s := Secret{ID: id, Text: base64.RawURLEncoding.EncodeToString(text)}
 	s.Sealed = key.Seal(sealedName(s.ID), []byte(s.Text))
 	return s
 }
@@ -85,15 +91,26 @@ func (n *NewAccount) Check(now cloud.Time) error {
 	if len(n.Roles) == 0 {
 		return fault.Invalid("roles", "a service account needs a role")
 	}
-	for i, role := range n.Roles {
+	if err := checkRoles(n.Roles); err != nil {
+		return err
+	}
+	return checkExpiry(n.Expires, now)
+}
+
+func checkRoles(roles []cloud.Role) error {
+	for i, role := range roles {
 		if !strings.HasPrefix(string(role), "project:") || !slices.Contains(cloud.Roles(), role) {
 			return fault.Invalid("roles", "%q is not a role in a project", role)
 		}
-		if slices.Contains(n.Roles[:i], role) {
+		if slices.Contains(roles[:i], role) {
 			return fault.Invalid("roles", "%q stands twice", role)
 		}
 	}
-	if n.Expires != 0 && n.Expires <= now {
+	return nil
+}
+
+func checkExpiry(expires, now cloud.Time) error {
+	if expires != 0 && expires <= now {
 		return fault.Invalid("expires_at", "is over already")
 	}
 	return nil
@@ -123,15 +140,69 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 		ID: n.ID, Name: n.Name,
 		Account: &Account{Tenant: n.Tenant, Name: n.Name, Sealed: n.Sealed, CreatedBy: n.By, Expires: n.Expires},
 	}
-	for _, role := range n.Roles {
-		b := at
-		b.Role = role
-		u.Bindings = append(u.Bindings, b)
-	}
+	u.Bindings = bindingsAt(at, n.Roles)
 	if u, err = add(tx, u); err != nil {
 		return nil, err
 	}
 	accounts.Put(tx, &u.ID, project, n.Name)
+	return u, nil
+}
+
+// bindingsAt returns a binding of each role in the project of the binding at.
+func bindingsAt(at cloud.Binding, roles []cloud.Role) (all []cloud.Binding) {
+	for _, role := range roles {
+		b := at
+		b.Role = role
+		all = append(all, b)
+	}
+	return all
+}
+
+// AccountChange holds the parameters of UpdateAccount.
+type AccountChange struct {
+	Tenant cloud.Tenant
+	ID     cloud.UserID
+	// Roles are all roles that the account has after the change. Empty means that the roles stay.
+	Roles []cloud.Role
+	// Expires is the new end of the account, where 0 means never. Nil means that the end stays.
+	Expires *cloud.Time
+	// Sealed is a new secret from NewSecretFor. Nil means that the secret stays.
+	Sealed []byte
+}
+
+// Check returns InvalidArgument if the parameters are invalid.
+func (c *AccountChange) Check(now cloud.Time) error {
+	if err := checkRoles(c.Roles); err != nil || c.Expires == nil {
+		return err
+	}
+	return checkExpiry(*c.Expires, now)
+}
+
+// UpdateAccount changes a service account of the project c.Tenant. A new secret invalidates the tokens that were issued
+// with the old one. UpdateAccount returns NotFound if the account belongs to another project.
+func UpdateAccount(tx *store.Tx, c AccountChange) (*User, error) {
+	if err := c.Check(tx.Now()); err != nil {
+		return nil, err
+	}
+	u, err := AccountOf(tx, c.Tenant, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	if len(c.Roles) > 0 {
+		at := cloud.Binding{Org: c.Tenant.Org, Project: c.Tenant.Project}
+		if err := setIncarnation(tx, &at); err != nil {
+			return nil, err
+		}
+		u.Bindings = bindingsAt(at, c.Roles)
+	}
+	if c.Expires != nil {
+		u.Account.Expires = *c.Expires
+	}
+	if c.Sealed != nil {
+		u.Account.Sealed = c.Sealed
+		u.invalidateTokens(tx)
+	}
+	Users.Put(tx, u, string(u.ID))
 	return u, nil
 }
 
@@ -165,15 +236,25 @@ func FindAccount(r store.Reader, t cloud.Tenant, name string) (*User, error) {
 	return u, nil
 }
 
+// AccountOf returns the service account of the project t with an ID. It returns NotFound if the account belongs to
+// another project.
+func AccountOf(r store.Reader, t cloud.Tenant, id cloud.UserID) (*User, error) {
+	u, err := Users.Get(r, string(id))
+	if err != nil {
+		return nil, err
+	}
+	if u == nil || u.Account == nil || u.Account.Tenant != t {
+		return nil, fault.New(fault.NotFound, "no service account %s", id)
+	}
+	return u, nil
+}
+
 // DeleteAccount deletes a service account that belongs to the project t. It returns NotFound if the account belongs to
 // another project.
 func DeleteAccount(tx *store.Tx, t cloud.Tenant, id cloud.UserID) error {
-	u, err := Users.Get(tx, string(id))
+	u, err := AccountOf(tx, t, id)
 	if err != nil {
 		return err
-	}
-	if u == nil || u.Account == nil || u.Account.Tenant != t {
-		return fault.New(fault.NotFound, "no service account %s", id)
 	}
 	accounts.Delete(tx, string(t.Project), u.Account.Name)
 	return remove(tx, u)

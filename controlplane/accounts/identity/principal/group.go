@@ -1,6 +1,7 @@
 package principal
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -85,6 +86,21 @@ func CreateGroup(tx *store.Tx, ref GroupRef, name, by string) (*Group, error) {
 		name = string(ref.ID)
 	}
 	g := &Group{ID: ref.ID, Org: ref.Org, Name: name, CreatedAt: tx.Now(), CreatedBy: by}
+	groups.Put(tx, g, ref.path()...)
+	return g, nil
+}
+
+// RenameGroup changes the display name of a group. An empty name means the ID. It returns NotFound if the group does not
+// exist.
+func RenameGroup(tx *store.Tx, ref GroupRef, name string) (*Group, error) {
+	if err := tenant.CheckName("name", name); err != nil {
+		return nil, err
+	}
+	g, err := FindGroup(tx, ref)
+	if err != nil {
+		return nil, err
+	}
+	g.Name = cmp.Or(name, string(ref.ID))
 	groups.Put(tx, g, ref.path()...)
 	return g, nil
 }

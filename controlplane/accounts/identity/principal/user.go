@@ -220,6 +220,21 @@ func checkIsUser(u *User) error {
 	return nil
 }
 
+// Rename changes the display name of a user. It returns FailedPrecondition for a service account, whose name is part of
+// its username.
+func Rename(tx *store.Tx, id cloud.UserID, name string) (*User, error) {
+	if err := tenant.CheckName("name", name); err != nil {
+		return nil, err
+	}
+	return Change(tx, id, func(u *User) error {
+		if err := checkIsUser(u); err != nil {
+			return err
+		}
+		u.Name = name
+		return nil
+	})
+}
+
 // SetPassword sets a user's password, and revokes all tokens that the user has got so far.
 func SetPassword(tx *store.Tx, id cloud.UserID, h password.Hash) (*User, error) {
 	return Change(tx, id, func(u *User) error {
