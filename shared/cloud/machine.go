@@ -52,6 +52,9 @@ const (
 	// FeatureRunningMigration: as the target of a migration, the agent can receive memory while the guest runs on the
 	// source.
 	FeatureRunningMigration = "running-migration"
+	// FeatureMemoryChannels: as the target of a migration, the agent and its QEMU can receive memory over several
+	// connections (Migration.MemoryChannels).
+	FeatureMemoryChannels = "memory-channels"
 	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).
 	FeatureGuestCalls = "guest-calls"
 	// FeatureConsoles: the agent opens consoles (agent.v1.OpenConsoleRequest).
