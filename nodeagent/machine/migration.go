@@ -322,9 +322,8 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 		if (committed || mutant.On(mutant.RunUncommitted)) && want.GetPower() == agentv1.Power_POWER_ON {
 			p.Action = Arrive
 		}
-	case o.Guest == Unresponsive && !o.Transfer.Tunnel:
-		// QEMU may wait for a connection that has ended. Before Committed is recorded, the source can continue the guest.
-		p.Action = PowerOff
+	case o.Guest == Unresponsive && !o.Transfer.Tunnel && phase < agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER:
+		p.Action = PowerOff // QEMU may wait for ever for a connection that has ended.
 	case o.Guest == Unresponsive && m != nil && phase != agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
 	case m == nil || phase == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || !o.Transfer.Tunnel || o.Transfer.Failure != "":
 		p.Action = PowerOff

@@ -448,6 +448,7 @@ func testMigrationLinkDies(t *testing.T, oldTarget bool) {
 	m.rate = 100 << 10 // A source with this limit would have reported no channels.
 	m.enter(transferIt)
 	require.Eventually(t, func() bool { return !m.source.runs(m.vm.VmId) }, within, 10*time.Millisecond, "memory is sent")
+	require.Eventually(t, func() bool { return m.memoryAt(m.target).Status == "active" }, within, 10*time.Millisecond, "all connections are open")
 	s, running, err := tunnel.Find(m.target.homeDir(m.vm.VmId) + "/migration")
 	require.NoError(t, err)
 	require.True(t, running)

@@ -36,7 +36,13 @@ func (m *move) sendsWhileRunning() {
 // memory returns the state of the migration in the source's QEMU.
 func (m *move) memory() qemu.Migration {
 	m.Helper()
-	for _, v := range m.source.machines() {
+	return m.memoryAt(m.source)
+}
+
+// memoryAt returns the state of the migration in the QEMU of a host.
+func (m *move) memoryAt(l *lab) qemu.Migration {
+	m.Helper()
+	for _, v := range l.machines() {
 		v.mu.Lock()
 		p := v.process
 		v.mu.Unlock()
@@ -46,7 +52,7 @@ func (m *move) memory() qemu.Migration {
 			return s
 		}
 	}
-	m.Fatal("the source has no such VM")
+	m.Fatal("the host has no such VM")
 	return qemu.Migration{}
 }
 
@@ -135,7 +141,7 @@ func TestMigrationEndsWhileRunning(t *testing.T) {
 		m.sendsWhileRunning()
 		m.aborted()
 		m.neverStopped()
-		require.Equal(t, 0, m.tunnels())
+		require.Eventually(t, func() bool { return m.tunnels() == 0 }, within, 10*time.Millisecond)
 	})
 }
 
