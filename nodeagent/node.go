@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	"github.com/trivet-cloud/trivet/nodeagent/facts"
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
@@ -65,7 +66,10 @@ func (n *node) facts() *agentv1.NodeFacts {
 // machineFeatures returns the features of virtual machines that this agent knows. A feature that the host cannot serve
 // has a Problem.
 func (n *node) machineFeatures() []*agentv1.MachineFeature {
-	m, noHugepages, noDedicated := n.machines, "", ""
+	m, noHugepages, noDedicated, noChannels := n.machines, "", "", ""
+	if !qemu.ReceivesChannels(n.host.QEMU.Version) {
+		noChannels = "QEMU " + n.host.QEMU.Version + " cannot receive memory over several connections from the agent: only 7.2 to 8.1 can"
+	}
 	if n.host.HugepagesMiB == 0 {
 		noHugepages = "the host has reserved no huge pages of 2 MiB: set vm.nr_hugepages and restart the agent"
 	}
@@ -79,8 +83,8 @@ func (n *node) machineFeatures() []*agentv1.MachineFeature {
 		{Name: cloud.FeatureCDROM}, {Name: cloud.FeatureRescue}, {Name: cloud.FeatureOSType},
 		{Name: cloud.FeatureHugepages, Problem: noHugepages}, {Name: cloud.FeatureDedicatedCPUs, Problem: noDedicated},
 		{Name: cloud.FeatureVolumeMigration}, {Name: cloud.FeatureFirmwareMigration}, {Name: cloud.FeatureEncryptedMigration},
-		{Name: cloud.FeatureRunningMigration}, {Name: cloud.FeatureGuestCalls}, {Name: cloud.FeatureConsoles},
-		{Name: cloud.FeatureDiskGrowth},
+		{Name: cloud.FeatureRunningMigration}, {Name: cloud.FeatureMemoryChannels, Problem: noChannels},
+		{Name: cloud.FeatureGuestCalls}, {Name: cloud.FeatureConsoles}, {Name: cloud.FeatureDiskGrowth},
 	}
 }
 

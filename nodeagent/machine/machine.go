@@ -68,6 +68,10 @@
 //     memory of a running guest correctly. With some versions of QEMU, [qemu.Process.CanSendRunning] is false. The
 //     source hands the guest over only if it stopped the guest before QEMU had sent all of the memory. Otherwise QEMU
 //     could resume the guest by itself after the hand-over ([qemu.ErrGuestRan]).
+//   - The memory is sent over several connections if the control plane has assigned a number of them to both hosts. It
+//     does so only if the source has reported that its QEMU can (see VM.memoryChannels), and if the target can. QEMU 7.2
+//     must not notice that a connection other than the main one breaks (see package tunnel). The source therefore makes
+//     QEMU stop sending before it ends the tunnel process, and does not hand the guest over without this process.
 //   - The QEMU of a migration's target is killed when the host's lease ends, until the control plane assigns the VM to
 //     this host without a migration. If the target host is lost, the control plane can therefore continue the guest at
 //     the source after the lease has ended.

@@ -268,6 +268,9 @@ func cancelReason(want *agentv1.AssignedVm, o Observation, atSwitchover bool) st
 		return "the VM was requested to power off"
 	case t.Failure != "":
 		return t.Failure
+	case atSwitchover && !t.Tunnel:
+		// The rest of the state could not be sent. With several connections, QEMU 7.2 may hang if it sends it nevertheless.
+		return "the tunnel process of the source has ended"
 	case t.StalledFor >= stallTimeout && !atSwitchover:
 		return "the transfer made no progress for 30 seconds"
 	case o.Guest == Unresponsive:
@@ -319,6 +322,8 @@ func planTarget(want *agentv1.AssignedVm, o Observation) Plan {
 		if (committed || mutant.On(mutant.RunUncommitted)) && want.GetPower() == agentv1.Power_POWER_ON {
 			p.Action = Arrive
 		}
+	case o.Guest == Unresponsive && !o.Transfer.Tunnel && phase < agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER:
+		p.Action = PowerOff // QEMU may wait for ever for a connection that has ended.
 	case o.Guest == Unresponsive && m != nil && phase != agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK:
 	case m == nil || phase == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || !o.Transfer.Tunnel || o.Transfer.Failure != "":
 		p.Action = PowerOff

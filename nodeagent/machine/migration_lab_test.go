@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/tunnel"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
@@ -28,7 +29,8 @@ type move struct {
 	vm             *agentv1.AssignedVm // with the guest running at the source
 	phase          agentv1.MigrationPhase
 	rate           uint64 // maximum rate of the transfer in bytes per second; 0 means no limit
-	oldTarget      bool   // the target's agent cannot receive the memory of a running guest
+	oldTarget      bool   // the target's agent can receive neither the memory of a running guest nor several connections
+	channels       uint32 // connections for the memory besides the main one, as the source has reported them
 	machine        []byte
 	address        string
 	generation     uint64
@@ -103,7 +105,7 @@ func (m *move) assigned(role agentv1.MigrationRole) *agentv1.AssignedVm {
 	w := with(m.withVolume(m.vm, host), func(*agentv1.AssignedVm) {})
 	w.Generation = m.generation
 	w.Migration = &agentv1.AssignedMigration{Attempt: m.attempt, Role: role, Phase: m.phase, PeerNodeId: m.names[m.target], PeerAddress: m.address,
-		MaxBytesPerSecond: m.rate, SendRunning: !m.oldTarget}
+		MaxBytesPerSecond: m.rate, SendRunning: !m.oldTarget, MemoryChannels: m.channels}
 	if role == agentv1.MigrationRole_MIGRATION_ROLE_TARGET {
 		w.Migration.PeerNodeId, w.Migration.Machine = m.names[m.source], m.machine
 	}
@@ -155,8 +157,13 @@ func (m *move) reports(l *lab, state cloud.MigrationState) *cloud.MigrationObser
 // prepared runs the phase PREPARE until both hosts report PREPARED.
 func (m *move) prepared() {
 	m.Helper()
+	m.channels = 0
 	m.enterAt(m.source, prepare)
-	m.machine = m.reports(m.source, cloud.MigrationPrepared).Machine
+	o := m.reports(m.source, cloud.MigrationPrepared)
+	m.machine = o.Machine
+	if !m.oldTarget {
+		m.channels = o.MemoryChannels
+	}
 	m.enterAt(m.target, prepare)
 	m.address = m.reports(m.target, cloud.MigrationPrepared).Address
 }
@@ -288,6 +295,9 @@ func (m *move) restart(l *lab) {
 func TestMigration(t *testing.T) {
 	m := newMove(t)
 	m.atSwitchover()
+	require.EqualValues(t, qemu.MemoryChannels, m.channels)
+	require.Positive(t, m.memory().Memory.SentByChannels, "only the main connection was used")
+	require.LessOrEqual(t, m.memory().Memory.SentByChannels, m.memory().Memory.Sent)
 	require.False(t, m.source.runs(m.vm.VmId))
 	require.False(t, m.target.runs(m.vm.VmId))
 	m.enter(switchover)
@@ -357,13 +367,20 @@ func TestMigrationRestarts(t *testing.T) {
 }
 
 // TestMigrationKills kills the QEMU of the target or a tunnel in each phase before the switchover, or only ends the
-// migration. The guest continues at the source.
+// migration. The guest continues at the source. A later migration succeeds.
 func TestMigrationKills(t *testing.T) {
+	for _, connections := range []string{"several connections", "one connection"} {
+		t.Run(connections, func(t *testing.T) { testMigrationKills(t, connections == "one connection") })
+	}
+}
+
+func testMigrationKills(t *testing.T, oldTarget bool) {
 	for _, victim := range []string{"target", "tunnel of the source", "tunnel of the target", "nothing"} {
 		for _, phase := range []string{"prepare", "transfer", "switchover"} {
 			t.Run(victim+" at "+phase, func(t *testing.T) {
 				t.Parallel()
 				m := newMove(t)
+				m.oldTarget = oldTarget
 				switch phase {
 				case "prepare":
 					m.prepared()
@@ -388,6 +405,11 @@ func TestMigrationKills(t *testing.T) {
 					m.runsOnly(m.source)
 				}
 				m.aborted()
+				m.attempt++
+				m.atSwitchover()
+				m.enter(switchover)
+				m.reports(m.target, cloud.MigrationRunning)
+				m.settled()
 			})
 		}
 	}
@@ -412,12 +434,21 @@ func TestMigrationTimesOut(t *testing.T) {
 // TestMigrationLinkDies suspends the tunnel of the target while memory is sent. The source cancels the attempt after
 // stallTimeout, and the guest continues at the source.
 func TestMigrationLinkDies(t *testing.T) {
+	for _, oldTarget := range []bool{false, true} {
+		t.Run("", func(t *testing.T) { testMigrationLinkDies(t, oldTarget) })
+	}
+}
+
+func testMigrationLinkDies(t *testing.T, oldTarget bool) {
 	t.Parallel()
 	m := newMove(t)
-	m.rate = 100 << 10
+	m.oldTarget = oldTarget
 	m.prepared()
+	require.Equal(t, oldTarget, m.channels == 0)
+	m.rate = 100 << 10 // A source with this limit would have reported no channels.
 	m.enter(transferIt)
 	require.Eventually(t, func() bool { return !m.source.runs(m.vm.VmId) }, within, 10*time.Millisecond, "memory is sent")
+	require.Eventually(t, func() bool { return m.memoryAt(m.target).Status == "active" }, within, 10*time.Millisecond, "all connections are open")
 	s, running, err := tunnel.Find(m.target.homeDir(m.vm.VmId) + "/migration")
 	require.NoError(t, err)
 	require.True(t, running)

@@ -79,7 +79,7 @@ func (h *paper) doMigration(p Plan) {
 	switch p.Action {
 	case BeginTransfer:
 		r.Migration.Outgoing = attempt
-		tr.Disks, tr.Mirrors = 1, 1
+		tr.Disks, tr.Mirrors, tr.Tunnel = 1, 1, true
 	case SendState:
 		tr.Status = "active"
 		if h.sendsRunning {

@@ -160,6 +160,7 @@ func (v *VM) reportMigration(want *agentv1.AssignedVm, p Plan) *cloud.MigrationO
 			o.Address = t.address
 		} else {
 			var err error
+			o.MemoryChannels = v.memoryChannels(m)
 			if o.Machine, err = describeMachine(v.process.Machine()); err != nil {
 				o.State, o.Error = cloud.MigrationUnknown, brief(err) // The control plane ends the migration.
 			}

@@ -30,6 +30,19 @@ func TestMigrationAfterFaults(t *testing.T) {
 		"a target that does not answer may have the complete state": {
 			want: assigned(target, 7, switchover), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Unresponsive},
 		},
+		"a target that does not answer and has no tunnel any more is ended before the switchover": {
+			want: assigned(target, 7, transferIt), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Unresponsive},
+			action: PowerOff,
+		},
+		"a target that does not answer is waited for before the switchover": {
+			want: assigned(target, 7, transferIt), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Unresponsive,
+				Transfer: Transfer{Tunnel: true}},
+		},
+		"a source without a tunnel does not hand the guest over": {
+			want: assigned(source, 7, switchover), have: Observation{Guest: Paused, Record: record(Migrations{Outgoing: 7, Copied: 7}),
+				Transfer: Transfer{Status: "pre-switchover", Held: true, Stopped: true}},
+			action: CancelTransfer, migration: cloud.MigrationTransferring,
+		},
 		"a target that does not answer is ended when it must give up": {
 			want: assigned(target, 7, rollback), have: Observation{Record: record(Migrations{Incoming: 7}), Guest: Unresponsive},
 			action: PowerOff,

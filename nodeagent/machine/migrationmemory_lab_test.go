@@ -13,7 +13,7 @@ import (
 )
 
 // newRunningMove starts a guest. The source sends its memory at 200 KiB/s while it runs, so that the first pass takes
-// seconds. The guest is idle: under TCG, QEMU does not copy the memory of a busy one correctly.
+// seconds. With this limit, it uses one connection. The guest is idle: under TCG, QEMU does not copy the memory of a busy one correctly.
 func newRunningMove(t *testing.T) *move {
 	t.Helper()
 	m := newMove(t)
@@ -36,7 +36,13 @@ func (m *move) sendsWhileRunning() {
 // memory returns the state of the migration in the source's QEMU.
 func (m *move) memory() qemu.Migration {
 	m.Helper()
-	for _, v := range m.source.machines() {
+	return m.memoryAt(m.source)
+}
+
+// memoryAt returns the state of the migration in the QEMU of a host.
+func (m *move) memoryAt(l *lab) qemu.Migration {
+	m.Helper()
+	for _, v := range l.machines() {
 		v.mu.Lock()
 		p := v.process
 		v.mu.Unlock()
@@ -46,7 +52,7 @@ func (m *move) memory() qemu.Migration {
 			return s
 		}
 	}
-	m.Fatal("the source has no such VM")
+	m.Fatal("the host has no such VM")
 	return qemu.Migration{}
 }
 
@@ -69,6 +75,8 @@ func TestMigrationWhileRunning(t *testing.T) {
 	require.True(t, m.source.runs(m.vm.VmId))
 	require.Equal(t, "active", m.memory().Status)
 	o := m.reports(m.source, cloud.MigrationAtSwitchover)
+	require.Zero(t, m.channels)
+	require.Zero(t, m.memory().Memory.SentByChannels)
 	require.Positive(t, o.SentBytes)
 	require.Positive(t, o.DowntimeMS)
 	require.False(t, m.source.runs(m.vm.VmId))
@@ -81,8 +89,21 @@ func TestMigrationWhileRunning(t *testing.T) {
 	require.Equal(t, 0, m.target.said(m.vm.VmId, "GUEST UP"), "the guest did not boot again")
 }
 
-// TestMigrationToOldTarget moves a guest to a host whose agent cannot receive the memory of a running guest. The source
-// stops the guest first.
+// TestMigrationWhileRunningOverChannels moves a guest that runs while its memory is sent over several connections.
+func TestMigrationWhileRunningOverChannels(t *testing.T) {
+	m := newRunningMove(t)
+	m.source.migration.MaxBytesPerSecond = qemu.ChannelRate
+	m.atSwitchover()
+	require.EqualValues(t, qemu.MemoryChannels, m.channels)
+	require.Positive(t, m.memory().Memory.SentByChannels)
+	m.enter(switchover)
+	m.reports(m.target, cloud.MigrationRunning)
+	m.settled()
+	require.Equal(t, 0, m.target.said(m.vm.VmId, "GUEST UP"), "the guest did not boot again")
+}
+
+// TestMigrationToOldTarget moves a guest to a host whose agent can receive neither the memory of a running guest nor
+// several connections. The source stops the guest first.
 func TestMigrationToOldTarget(t *testing.T) {
 	m := newRunningMove(t)
 	m.source.migration.MaxBytesPerSecond = 0
@@ -94,6 +115,7 @@ func TestMigrationToOldTarget(t *testing.T) {
 		v.mu.Unlock()
 		require.Zero(t, running, "the memory was sent while the guest ran")
 	}
+	require.Zero(t, m.memory().Memory.SentByChannels)
 	m.enter(switchover)
 	m.reports(m.target, cloud.MigrationRunning)
 	m.settled()
@@ -119,7 +141,7 @@ func TestMigrationEndsWhileRunning(t *testing.T) {
 		m.sendsWhileRunning()
 		m.aborted()
 		m.neverStopped()
-		require.Equal(t, 0, m.tunnels())
+		require.Eventually(t, func() bool { return m.tunnels() == 0 }, within, 10*time.Millisecond)
 	})
 }
 

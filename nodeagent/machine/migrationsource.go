@@ -20,6 +20,9 @@ func (v *VM) beginTransfer(ctx context.Context, m *agentv1.AssignedMigration) er
 	if err := v.process.CheckMigratable(ctx); err != nil {
 		return err
 	}
+	if err := v.process.CheckEnded(ctx); err != nil {
+		return err
+	}
 	identity, err := o.Identity()
 	if err != nil {
 		return err
@@ -32,6 +35,7 @@ func (v *VM) beginTransfer(ctx context.Context, m *agentv1.AssignedMigration) er
 	_, err = tunnel.Start(ctx, o.Command, tunnel.Config{
 		Role: tunnel.Source, VM: string(v.id), Attempt: m.GetAttempt(), Peer: m.GetPeerNodeId(), Identity: identity,
 		Dir: v.home.Migration(), Address: m.GetPeerAddress(),
+		Channels: int(m.GetMemoryChannels()), Sockets: v.home.Sockets(), UID: v.home.UID(),
 	}, nil, pidfd)
 	if err != nil {
 		return err
@@ -39,6 +43,18 @@ func (v *VM) beginTransfer(ctx context.Context, m *agentv1.AssignedMigration) er
 	return v.process.BeginMirrors(ctx, v.maxRate(m), func(ctx context.Context, disk string) (*os.File, error) {
 		return tunnel.Dial(ctx, v.home.Migration(), disk)
 	})
+}
+
+// memoryChannels returns the number of connections, besides the main one, over which the source can send the memory. It
+// is 0 if QEMU can use only the main one, or would not keep to the maximum rate.
+func (v *VM) memoryChannels(m *agentv1.AssignedMigration) uint32 {
+	if v.set.o.Migration == nil || !v.process.SendsChannels() {
+		return 0
+	}
+	if rate := v.maxRate(m); rate > 0 && rate < qemu.ChannelRate {
+		return 0
+	}
+	return qemu.MemoryChannels
 }
 
 // maxRate returns the maximum rate of the transfer in bytes per second, or 0 if there is no limit.
@@ -70,18 +86,24 @@ func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error 
 		}
 		send = v.process.SendRunning
 	}
-	stream, err := tunnel.Dial(ctx, v.home.Migration(), tunnel.Memory)
-	if err != nil {
-		return v.fail(ctx, err)
+	to := qemu.Route{Channels: int(m.GetMemoryChannels()), Socket: tunnel.MemorySocket}
+	if to.Channels == 0 {
+		if to.Stream, err = tunnel.Dial(ctx, v.home.Migration(), tunnel.Memory); err != nil {
+			return v.fail(ctx, err)
+		}
+		defer to.Stream.Close()
 	}
-	defer stream.Close()
-	return v.fail(ctx, send(ctx, v.maxRate(m), stream))
+	return v.fail(ctx, send(ctx, v.maxRate(m), to))
 }
 
 // endTransfer removes all parts of a cancelled migration from the host and from QEMU, and resumes the guest if the
 // migration has stopped it. After a rollback, the volumes are taken back before. If the target may have written to one
 // of them, endTransfer ends QEMU instead, because the guest's memory does not match the volume any more.
 func (v *VM) endTransfer(ctx context.Context, want *agentv1.AssignedVm) error {
+	if s, running, err := tunnel.Find(v.home.Migration()); err == nil && running && s.Channels > 0 {
+		// After an error, the streams are closed all the same, because the guest must be resumed.
+		_ = v.process.StopSending(ctx)
+	}
 	if err := tunnel.Stop(v.home.Migration()); err != nil { // closes the streams
 		return err
 	}

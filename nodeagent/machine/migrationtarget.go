@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -134,19 +135,24 @@ func (v *VM) prepareIncoming(ctx context.Context, m *agentv1.AssignedMigration) 
 		return err
 	}
 	defer listener.Close()
-	qemuEnd, tunnelEnd, err := tunnel.SocketPair()
-	if err != nil {
+	channels := int(m.GetMemoryChannels())
+	var qemuEnd, tunnelEnd *os.File
+	if channels == 0 {
+		if qemuEnd, tunnelEnd, err = tunnel.SocketPair(); err != nil {
+			return err
+		}
+		defer tunnelEnd.Close()
+	} else if qemuEnd, err = tunnel.Listen(v.home.Migration(), tunnel.MemorySocket); err != nil {
 		return err
 	}
 	defer qemuEnd.Close()
-	defer tunnelEnd.Close()
-	if err := v.process.PrepareIncoming(ctx, listener, qemuEnd); err != nil {
+	if err := v.process.PrepareIncoming(ctx, listener, qemuEnd, channels); err != nil {
 		return err
 	}
 	c := tunnel.Config{
 		Role: tunnel.Target, VM: string(v.id), Attempt: m.GetAttempt(), Peer: m.GetPeerNodeId(), Identity: identity,
 		Dir: v.home.Migration(), Address: address, FirstPort: o.FirstPort, LastPort: o.LastPort,
-		Disks: v.process.Record().Spec.Copies(),
+		Channels: channels, Disks: v.process.Record().Spec.Copies(),
 	}
 	_, err = tunnel.Start(ctx, o.Command, c, tunnelEnd, pidfd)
 	return err

@@ -110,14 +110,14 @@ func TestConfinement(t *testing.T) {
 			seen = append(seen, filepath.Join(dir, e.Name()))
 		}
 	}
-	require.Subset(t, []string{"/dev", "/dev/null", "/dev/urandom", "/dev/zero", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64",
+	require.Subset(t, []string{"/dev", "/dev/null", "/dev/urandom", "/dev/zero", "/lib", "/lib64", socketsDir, "/usr", "/usr/bin", "/usr/lib", "/usr/lib64",
 		"/usr/share", "/usr/bin/" + filepath.Base(l.launcher.Program)}, seen)
 	shared, err := os.ReadDir(root + "/usr/share")
 	require.NoError(t, err)
 	for _, e := range shared {
 		require.Contains(t, dataDirs, "/usr/share/"+e.Name())
 	}
-	for _, file := range []string{"/new-file", "/usr/new-file", "/usr/lib/new-file", "/usr/share/qemu/new-file"} {
+	for _, file := range []string{"/new-file", "/usr/new-file", "/usr/lib/new-file", "/usr/share/qemu/new-file", socketsDir + "/new-file"} {
 		require.ErrorIs(t, os.WriteFile(root+file, nil, 0o600), unix.EROFS, file)
 	}
 

@@ -185,7 +185,7 @@ func runningUIDs(used map[int]bool) error {
 	return nil
 }
 
-// Home is the directory of one VM, with mode 0700 and owned by the agent. QEMU cannot see it.
+// Home is the directory of one VM, with mode 0700 and owned by the agent. QEMU cannot see it, except sockets/.
 //
 //	uid          the VM's uid and gid
 //	disks/       the VM's disks: package disk
@@ -201,6 +201,7 @@ func runningUIDs(used map[int]bool) error {
 //	*.sock       QEMU's listening sockets: work, inspect, console
 //	migrating    exists while the guest must not run because of a migration
 //	migration/   files of the tunnel of a migration: package tunnel
+//	sockets/     the directory /sockets of QEMU, read-only for QEMU: see Home.Sockets
 //
 // A move of the VM to another host must copy disks/, nvram.fd, nvram-secure.fd and tpm/state/. They contain plain
 // files, which change only while the VM has a process.
@@ -224,6 +225,10 @@ func (h *Home) Seed() string { return h.path("seed.img") }
 
 // Migration returns the directory for the tunnel of a migration. Package tunnel creates the directory.
 func (h *Home) Migration() string { return h.path("migration") }
+
+// Sockets returns the directory for listening sockets to which QEMU connects by itself: the memory of a migration with
+// several connections. QEMU sees the directory as socketsDir if Record.Sockets is true. QEMU cannot create files there.
+func (h *Home) Sockets() string { return h.path("sockets") }
 
 // Console returns the log of the guest's serial port. The log contains the output of all starts of the VM.
 func (h *Home) Console() *console.Log { return console.At(h.path("console.log"), console.KeepConsole) }
@@ -249,8 +254,10 @@ type Record struct {
 	// HostNetwork means that the process runs in the network namespace of the agent (see Launcher.RBD).
 	HostNetwork bool `json:"host_network,omitempty"`
 	// Incoming means that the process was started to receive the state of a guest (see Launcher.LaunchIncoming).
-	Incoming bool   `json:"incoming,omitempty"`
-	BootID   string `json:"boot_id"` // of the host
+	Incoming bool `json:"incoming,omitempty"`
+	// Sockets means that QEMU sees the directory Home.Sockets. Agents of earlier versions have started QEMU without it.
+	Sockets bool   `json:"sockets,omitempty"`
+	BootID  string `json:"boot_id"` // of the host
 	// The fields below are set after the process was forked.
 	PID       int       `json:"pid"`
 	StartTime uint64    `json:"start_time"` // clock ticks since the host's boot, as in /proc/PID/stat; detects a reused pid
@@ -339,6 +346,11 @@ func (h *Home) begin(r Record) error {
 			return err
 		}
 	}
+	if r.Sockets {
+		if err := h.makeSockets(); err != nil {
+			return err
+		}
+	}
 	if err := os.Rename(h.path("stderr.log"), h.path("stderr.log.old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -348,6 +360,18 @@ func (h *Home) begin(r Record) error {
 		}
 	}
 	return h.write("record.json", r)
+}
+
+// makeSockets creates the directory Home.Sockets, and removes what is left in it.
+func (h *Home) makeSockets() error {
+	if err := os.RemoveAll(h.Sockets()); err != nil {
+		return err
+	}
+	if err := os.Mkdir(h.Sockets(), 0o700); err != nil {
+		return err
+	}
+	// The VM's user must find sockets by name. Other users of the host cannot enter the home.
+	return os.Chmod(h.Sockets(), 0o711)
 }
 
 // Contents of the file asked, which stores how the agent requested the end of the process.

@@ -133,7 +133,7 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	if hasRBD(r.Spec.Disks) && !l.RBD {
 		return nil, invalid("this host does not serve RBD")
 	}
-	r.HostNetwork = l.RBD
+	r.HostNetwork, r.Sockets = l.RBD, true
 	if r.BootID, err = bootID(); err != nil {
 		return nil, err
 	}
@@ -205,6 +205,9 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 		if pl.Files[to], err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err != nil {
 			return nil, err
 		}
+	}
+	if r.Sockets {
+		pl.Dirs = map[string]string{socketsDir: home.Sockets()}
 	}
 	if l.RBD {
 		pl.Texts = map[string]string{cephConfPath: cephConf}

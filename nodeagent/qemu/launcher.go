@@ -29,6 +29,7 @@ type plan struct {
 	Tasks     int               // limit of processes and threads of the uid
 	FileBytes uint64            // limit of a file's size, in bytes
 	Files     map[string]string // read-only files: QEMU's path to the host's path
+	Dirs      map[string]string // read-only directories, without code: QEMU's path to the host's path, which may be in Root
 	Texts     map[string]string // read-only files: QEMU's path to the content
 	Writable  map[string]string // writable directories: the program's path to the host's path, which is outside of Root
 	KeepFDs   int               // descriptors below this number are passed to QEMU
@@ -154,6 +155,16 @@ func (p *plan) mountRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", os.NewSyscallError("mount", err))
 	}
+	// The tmpfs hides the directories of Dirs that are in Root. They are therefore opened before.
+	dirs := map[string]*os.File{}
+	for to, from := range p.Dirs {
+		dir, err := os.Open(from)
+		if err != nil {
+			return fmt.Errorf("show %s: %w", to, err)
+		}
+		defer dir.Close()
+		dirs[to] = dir
+	}
 	if err := unix.Mount("guest", p.Root, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "size=64k,nr_inodes=64,mode=755"); err != nil {
 		return fmt.Errorf("mount root: %w", os.NewSyscallError("mount", err))
 	}
@@ -165,6 +176,11 @@ func (p *plan) mountRoot() error {
 	}
 	for to, from := range p.Files {
 		if err := bind(from, filepath.Join(p.Root, to), false, false); err != nil {
+			return fmt.Errorf("show %s: %w", to, err)
+		}
+	}
+	for to, from := range dirs {
+		if err := bind(fmt.Sprintf("/proc/self/fd/%d", from.Fd()), filepath.Join(p.Root, to), true, false); err != nil {
 			return fmt.Errorf("show %s: %w", to, err)
 		}
 	}

@@ -166,8 +166,8 @@ type Memory struct {
 	// it. The first pass sends all pages.
 	Pass uint64
 	// Remaining is the part of the present pass that has not been sent, in bytes. Sent is the number of bytes that QEMU
-	// has written to the stream in all passes.
-	Remaining, Sent uint64
+	// has written in all passes. SentByChannels is the part of Sent that QEMU has not sent over its main connection.
+	Remaining, Sent, SentByChannels uint64
 	// DirtyRate is the number of bytes per second in pages that the guest writes. QEMU measures it once a second at most,
 	// from the second pass on.
 	DirtyRate uint64
@@ -211,6 +211,7 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 			Total       uint64  `json:"total"`
 			Remaining   uint64  `json:"remaining"`
 			Transferred uint64  `json:"transferred"`
+			Channels    uint64  `json:"multifd-bytes"`
 			Pass        uint64  `json:"dirty-sync-count"`
 			DirtyPages  uint64  `json:"dirty-pages-rate"`
 			PageSize    uint64  `json:"page-size"`
@@ -225,7 +226,7 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 	m := Migration{Status: info.Status, Error: printable(info.Error, 300)}
 	m.Memory = Memory{
 		Elapsed: time.Duration(info.Elapsed) * time.Millisecond, Pass: info.RAM.Pass, Remaining: info.RAM.Remaining,
-		Sent: info.RAM.Transferred, DirtyRate: info.RAM.DirtyPages * info.RAM.PageSize, Rate: uint64(max(info.RAM.Mbps, 0) * 1e6 / 8),
+		Sent: info.RAM.Transferred, SentByChannels: info.RAM.Channels, DirtyRate: info.RAM.DirtyPages * info.RAM.PageSize, Rate: uint64(max(info.RAM.Mbps, 0) * 1e6 / 8),
 	}
 	m.TotalBytes, m.SentBytes = info.RAM.Total, info.RAM.Total-min(info.RAM.Remaining, info.RAM.Total)
 	var jobs []struct {
@@ -257,16 +258,20 @@ func queryMigration(ctx context.Context, conn *qmp.Conn) (Migration, error) {
 // source slows the CPUs of a guest that writes memory faster than QEMU sends it. The capability events is not set,
 // because QEMU would send an event for each pass over the memory of an idle guest: thousands a second. With
 // late-block-activate, the target opens its block nodes for writing only when its guest runs. The parameter
-// bitmaps sets dirty-bitmaps, with which addHold works.
-func setCapabilities(ctx context.Context, conn *qmp.Conn, bitmaps bool) error {
+// bitmaps sets dirty-bitmaps, with which addHold works. If channels is not 0, QEMU sends or receives the memory over that
+// many connections besides the main one (multifd).
+func setCapabilities(ctx context.Context, conn *qmp.Conn, bitmaps bool, channels int) error {
 	var all []object
 	for name, on := range map[string]bool{
 		"return-path": true, "pause-before-switchover": true, "auto-converge": true, "events": false,
-		"late-block-activate": true, "dirty-bitmaps": bitmaps,
+		"late-block-activate": true, "dirty-bitmaps": bitmaps, "multifd": channels > 0,
 	} {
 		all = append(all, object{"capability": name, "state": on})
 	}
-	return conn.Do(ctx, "migrate-set-capabilities", object{"capabilities": all}, nil)
+	if err := conn.Do(ctx, "migrate-set-capabilities", object{"capabilities": all}, nil); err != nil || channels == 0 {
+		return err
+	}
+	return conn.Do(ctx, "migrate-set-parameters", object{"multifd-channels": channels}, nil)
 }
 
 // refused returns nil if err means that QEMU has refused a command. Otherwise it returns err.

@@ -23,12 +23,16 @@ type migration struct {
 	source, target *lab
 	from, to       *Process
 	files          Files // of the target
+	given          Files // of the source
 	memory         *os.File
 	sockets        string
 }
 
 // newMigration boots a guest with a disk over a base image and a blank disk, and starts the QEMU of the target.
-func newMigration(t *testing.T) *migration {
+func newMigration(t *testing.T) *migration { return newMigrationOver(t, 0) }
+
+// newMigrationOver is like newMigration. The target receives the memory over the given number of channels.
+func newMigrationOver(t *testing.T, channels int) *migration {
 	t.Helper()
 	source := newLab(t)
 	s, files := source.bootable()
@@ -36,14 +40,20 @@ func newMigration(t *testing.T) *migration {
 	p := source.launch(s, files)
 	require.NoError(t, p.Resume(source.ctx))
 	source.says("GUEST UP\n")
-	return migrationTo(source, newLab(t), p, files)
+	return migrationOver(source, newLab(t), p, files, channels)
 }
 
 // migrationTo starts the QEMU of the target for a guest at the source. The parameter files has the guest's files.
 func migrationTo(source, target *lab, from *Process, files Files) *migration {
+	source.Helper()
+	return migrationOver(source, target, from, files, 0)
+}
+
+// migrationOver is like migrationTo. The target receives the memory over the given number of channels.
+func migrationOver(source, target *lab, from *Process, files Files, channels int) *migration {
 	t := source.T
 	t.Helper()
-	m := &migration{source: source, target: target, from: from, sockets: t.TempDir()}
+	m := &migration{source: source, target: target, from: from, given: files, sockets: t.TempDir()}
 	text, err := m.from.Machine()
 	require.NoError(t, err)
 	spec, err := ParseMachine(text)
@@ -71,12 +81,19 @@ func migrationTo(source, target *lab, from *Process, files Files) *migration {
 	disks, err := listen(dir, "disks.sock")
 	require.NoError(t, err)
 	defer disks.Close()
+	if channels > 0 {
+		memory, err := listen(dir, "memory.sock")
+		require.NoError(t, err)
+		defer memory.Close()
+		require.NoError(t, m.to.PrepareIncoming(m.target.ctx, disks, memory, channels))
+		return m
+	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
 	theirs := os.NewFile(uintptr(pair[0]), "memory")
 	defer theirs.Close()
 	m.memory = os.NewFile(uintptr(pair[1]), "memory")
-	require.NoError(t, m.to.PrepareIncoming(m.target.ctx, disks, theirs))
+	require.NoError(t, m.to.PrepareIncoming(m.target.ctx, disks, theirs, 0))
 	return m
 }
 
@@ -126,7 +143,7 @@ func (m *migration) status(p *Process, status string) {
 func (m *migration) paused() {
 	m.source.Helper()
 	m.mirrored()
-	require.NoError(m.source, m.from.SendState(m.source.ctx, 0, m.memory))
+	require.NoError(m.source, m.from.SendState(m.source.ctx, 0, Route{Stream: m.memory}))
 	require.NoError(m.source, m.memory.Close())
 	m.status(m.from, "pre-switchover")
 	require.NoError(m.source, m.from.EndMirrors(m.source.ctx))

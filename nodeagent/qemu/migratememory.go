@@ -3,7 +3,6 @@ package qemu
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 
 	"github.com/digitalocean/go-qemu/qmp/raw"
@@ -26,17 +25,16 @@ const stateSuspended = "suspended"
 
 var errSuspended = errors.New("the guest is suspended (ACPI S3): wake it up first")
 
-// SendState stops the guest and makes QEMU send its memory and the state of its devices through stream. The stream is a
-// socket that is connected to the target's QEMU. When all but the last part is sent, QEMU waits in the status
+// SendState stops the guest and makes QEMU send its memory and the state of its devices to the target's QEMU. When all but the last part is sent, QEMU waits in the status
 // pre-switchover. The guest stays stopped until ResumeMigrated, even if SendState fails or the agent is restarted.
 //
 // Under TCG, the guest must be stopped first: QEMU does not copy the memory of a running guest correctly. SendRunning
 // sends the memory while the guest runs.
-func (p *Process) SendState(ctx context.Context, rate uint64, stream *os.File) error {
+func (p *Process) SendState(ctx context.Context, rate uint64, to Route) error {
 	if err := p.stopForMigration(ctx); err != nil {
 		return err
 	}
-	return p.send(ctx, rate, stream, false)
+	return p.send(ctx, rate, to, false)
 }
 
 // CanSendRunning reports whether SendRunning works with the version of QEMU (see addHold).
@@ -55,17 +53,17 @@ func (p *Process) CanSendRunning(ctx context.Context) (bool, error) {
 // downtime limit.
 func holds(major, minor int) bool { return major == 7 && minor >= 2 || major == 8 }
 
-// SendRunning makes QEMU send the memory of the guest through stream while the guest runs. In further passes, QEMU
+// SendRunning makes QEMU send the memory of the guest to the target's QEMU while the guest runs. In further passes, QEMU
 // sends again the pages that the guest has written. QEMU reaches the status pre-switchover only after StopGuest, even
 // if the guest writes nothing. The caller must first check CanSendRunning.
-func (p *Process) SendRunning(ctx context.Context, rate uint64, stream *os.File) error {
+func (p *Process) SendRunning(ctx context.Context, rate uint64, to Route) error {
 	if err := p.removeHold(ctx); err != nil { // of an earlier attempt
 		return err
 	}
 	if err := p.call(ctx, p.work, addHold); err != nil {
 		return err
 	}
-	return p.send(ctx, rate, stream, true)
+	return p.send(ctx, rate, to, true)
 }
 
 // StopGuest stops the guest of a QEMU that sends memory since SendRunning. QEMU then sends the rest and waits in the
@@ -124,20 +122,23 @@ func (p *Process) stopForMigration(ctx context.Context) error {
 	return p.home.setMigrating(stoppedMark)
 }
 
-// send makes QEMU send the state of the guest through stream, at most at rate bytes per second. 0 means no limit. The
-// parameter hold means that addHold was called.
-func (p *Process) send(ctx context.Context, rate uint64, stream *os.File, hold bool) error {
+// send makes QEMU send the state of the guest, at most at rate bytes per second. 0 means no limit. The parameter hold
+// means that addHold was called.
+func (p *Process) send(ctx context.Context, rate uint64, to Route, hold bool) error {
 	if rate == 0 {
 		rate = unlimitedRate
 	}
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		if err := setCapabilities(ctx, conn, hold); err != nil {
+		if err := setCapabilities(ctx, conn, hold, to.Channels); err != nil {
 			return err
 		}
 		if err := conn.Do(ctx, "migrate-set-parameters", object{"max-bandwidth": rate, "downtime-limit": leastDowntime}, nil); err != nil {
 			return err
 		}
-		if err := conn.SendFD(ctx, "migration", stream); err != nil {
+		if to.Channels > 0 {
+			return conn.Do(ctx, "migrate", object{"uri": "unix:" + socketsDir + "/" + to.Socket}, nil)
+		}
+		if err := conn.SendFD(ctx, "migration", to.Stream); err != nil {
 			return err
 		}
 		return conn.Do(ctx, "migrate", object{"uri": "fd:migration"}, nil)

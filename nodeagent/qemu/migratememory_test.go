@@ -13,7 +13,7 @@ import (
 func (m *migration) sendRunning() {
 	m.source.Helper()
 	m.mirrored()
-	require.NoError(m.source, m.from.SendRunning(m.source.ctx, 0, m.memory))
+	require.NoError(m.source, m.from.SendRunning(m.source.ctx, 0, Route{Stream: m.memory}))
 	require.NoError(m.source, m.memory.Close())
 	m.source.eventually(func() bool {
 		s, err := m.from.Migration(m.source.ctx)
@@ -131,7 +131,7 @@ func TestMigrationOfSuspendedGuest(t *testing.T) {
 	}
 	m.source.eventually(suspended, "the guest is suspended")
 	require.ErrorIs(t, m.from.CheckMigratable(m.source.ctx), errSuspended, "the disks of a suspended guest are copied")
-	require.ErrorIs(t, m.from.SendState(m.source.ctx, 0, m.memory), errSuspended, "a suspended guest is handed over")
+	require.ErrorIs(t, m.from.SendState(m.source.ctx, 0, Route{Stream: m.memory}), errSuspended, "a suspended guest is handed over")
 	require.False(t, m.from.Migrating())
 	s, err := m.from.Migration(m.source.ctx)
 	require.NoError(t, err)

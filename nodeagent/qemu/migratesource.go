@@ -152,19 +152,7 @@ func (p *Process) removeMirrorNodes(ctx context.Context) error {
 func (p *Process) CancelMigration(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, mirrorEndTimeout)
 	defer cancel()
-	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		return conn.Do(ctx, "migrate_cancel", nil, nil)
-	})
-	for err == nil {
-		var m Migration
-		if m, err = p.Migration(ctx); err == nil && !m.Active() {
-			break
-		}
-		if pause(ctx, migrationPoll); ctx.Err() != nil {
-			err = ctx.Err()
-		}
-	}
-	if err = errors.Join(err, p.endMirrors(ctx, true), refused(p.removeHold(ctx))); err != nil {
+	if err := errors.Join(p.cancelSending(ctx), p.endMirrors(ctx, true), refused(p.removeHold(ctx))); err != nil {
 		return fmt.Errorf("cancel migration: %w", err)
 	}
 	return nil

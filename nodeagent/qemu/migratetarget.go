@@ -24,16 +24,17 @@ func (l *Launcher) LaunchIncoming(ctx context.Context, home *Home, s Spec, files
 const exportPrefix = "migrate-"
 
 // PrepareIncoming makes a QEMU of LaunchIncoming ready to receive a guest. The file disks is a listening socket, at
-// which QEMU serves each of Spec.Copies by NBD under its name. The file memory is a connected socket, from which QEMU
-// reads the memory and the state of the devices. QEMU ends if memory is closed before the state is complete.
-// PrepareIncoming can succeed only once for a process.
-func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) error {
+// which QEMU serves each of Spec.Copies by NBD under its name. If channels is 0, the file memory is a connected socket,
+// from which QEMU reads the memory and the state of the devices. Otherwise it is a listening socket, at which QEMU accepts
+// the main connection and then that many others. QEMU ends if the main connection is closed before the state is complete.
+// It may hang if another one is closed. PrepareIncoming can succeed only once for a process.
+func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File, channels int) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err
 	}
 	return p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
-		if err := setCapabilities(ctx, conn, true); err != nil {
+		if err := setCapabilities(ctx, conn, true, channels); err != nil {
 			return err
 		}
 		if err := addHoldNode(ctx, conn); err != nil {
@@ -55,7 +56,11 @@ func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File) e
 		if err := conn.SendFD(ctx, "migration", memory); err != nil {
 			return err
 		}
-		return conn.Do(ctx, "migrate-incoming", object{"uri": "fd:migration"}, nil)
+		uri := "fd:migration"
+		if channels > 0 {
+			uri = listeningURI
+		}
+		return conn.Do(ctx, "migrate-incoming", object{"uri": uri}, nil)
 	})
 }
 

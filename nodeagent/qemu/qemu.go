@@ -20,10 +20,10 @@
 // QEMU runs under a uid and gid that belong to its VM alone, without groups, capabilities or environment, with
 // no_new_privs and an empty capability bounding set, under its own seccomp filter with everything denied, in a control
 // group with limits, and in its own mount, network, IPC and UTS namespaces. It sees its program, the host's libraries
-// and firmware (read-only; see rootFS), four device nodes, and its kernel and initrd if it boots one; no /proc, no /sys
-// and, except on a host with RBD, no network. Disks, taps, sockets and logs are passed as open descriptors, and no file
-// can grow beyond [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its
-// parent process.
+// and firmware (read-only; see rootFS), four device nodes, a directory for the agent's sockets (read-only; see
+// [Home.Sockets]), and its kernel and initrd if it boots one; no /proc, no /sys and, except on a host with RBD, no
+// network. Disks, taps, sockets and logs are passed as open descriptors, and no file can grow beyond
+// [Files.fileSizeLimit]; the agent limits the logs further. QEMU has its own session and outlives its parent process.
 //
 // # Decisions
 //

@@ -26,7 +26,7 @@ import (
 // Descriptors that the tunnel process inherits.
 const (
 	fdQEMU   = 3 // pidfd of the VM's QEMU
-	fdMemory = 4 // socket of the stream Memory; only for a target
+	fdMemory = 4 // socket of the stream Memory; only for a target without Channels
 )
 
 // Main runs a tunnel process and returns its exit code. It reads a Config from standard input. When the process
@@ -46,18 +46,22 @@ type process struct {
 	Config
 	tls *tls.Config
 
-	// memory is the target's socket for the stream Memory.
+	// memory is the target's socket for the stream Memory, or nil if there are Channels.
 	memory net.Conn
+	// mainConnected is closed when the target's stream Memory is connected to QEMU.
+	mainConnected chan struct{}
+	// end ends the process.
+	end context.CancelFunc
 
 	mu   sync.Mutex
 	open map[string]bool // names of the streams that were opened once; they cannot be opened again
-	// waiting is the newest connection for the stream Memory on which no byte has arrived yet, or nil. The stream
-	// Memory is not in open before its first byte has arrived.
-	waiting net.Conn
+	// waiting has, for each memory stream, the newest connection on which no byte has arrived yet. A memory stream is
+	// not in open before its first byte has arrived.
+	waiting map[string]net.Conn
 }
 
 func run(ctx context.Context) error {
-	p := &process{open: map[string]bool{}}
+	p := &process{open: map[string]bool{}, waiting: map[string]net.Conn{}, mainConnected: make(chan struct{})}
 	if err := json.NewDecoder(io.LimitReader(os.Stdin, 1<<20)).Decode(&p.Config); err != nil {
 		return fmt.Errorf("read configuration: %w", err)
 	}
@@ -65,12 +69,22 @@ func run(ctx context.Context) error {
 	if p.tls, err = p.tlsConfig(); err != nil {
 		return err
 	}
-	state := State{Role: p.Role, VM: p.VM, Attempt: p.Attempt, PID: os.Getpid()}
+	state := State{Role: p.Role, VM: p.VM, Attempt: p.Attempt, PID: os.Getpid(), Channels: p.Channels}
 	listener, err := p.listen(&state)
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
+	ctx, p.end = context.WithCancel(ctx)
+	defer p.end()
+	if p.Role == Source && p.Channels > 0 {
+		memory, err := p.listenMemory()
+		if err != nil {
+			return fmt.Errorf("listen for QEMU: %w", err)
+		}
+		defer memory.Close()
+		go p.acceptMemory(ctx, memory)
+	}
 	text, err := json.Marshal(state)
 	if err != nil {
 		return err
@@ -94,9 +108,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	_ = os.Stdout.Close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() { defer cancel(); waitQEMU(ctx) }()
+	go func() { defer p.end(); waitQEMU(ctx) }()
 	context.AfterFunc(ctx, func() { _ = listener.Close() })
 	p.serve(ctx, listener)
 	return nil
@@ -134,12 +146,14 @@ func (p *process) listen(s *State) (net.Listener, error) {
 	if p.Role == Source {
 		return listenUnix(p.Dir, sourceSocket)
 	}
-	inherited := os.NewFile(fdMemory, "memory")
 	var err error
-	p.memory, err = net.FileConn(inherited)
-	_ = inherited.Close() // QEMU sees the end of the stream only when no descriptor of the socket is left.
-	if err != nil {
-		return nil, fmt.Errorf("open the socket of QEMU: %w", err)
+	if p.Channels == 0 {
+		inherited := os.NewFile(fdMemory, "memory")
+		p.memory, err = net.FileConn(inherited)
+		_ = inherited.Close() // QEMU sees the end of the stream only when no descriptor of the socket is left.
+		if err != nil {
+			return nil, fmt.Errorf("open the socket of QEMU: %w", err)
+		}
 	}
 	for port := int(p.FirstPort); port <= int(p.LastPort); port++ {
 		l, listenErr := net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(port)))
@@ -216,48 +230,59 @@ func (p *process) serve(ctx context.Context, l net.Listener) {
 		opening.add(conn)
 		go func() {
 			defer conn.Close()
-			one, other, err := p.openStream(ctx, conn, func() { opening.remove(conn) })
+			s, err := p.openStream(ctx, conn, func() { opening.remove(conn) })
 			opening.remove(conn)
-			if err == nil && other == p.memory {
-				one, err = p.awaitMemory(one)
-			}
-			if err == nil {
-				relay(one, other)
+			switch {
+			case err != nil:
+			case s.memory:
+				if one, err := p.awaitMemory(s.name, s.one); err == nil {
+					p.receiveMemory(ctx, s.name, one)
+				}
+			default:
+				_ = relay(s.one, s.other)
 			}
 		}()
 	}
 }
 
-// openStream reads the request of a new connection and opens the stream. It returns the two connections between which
-// data must be copied. It calls verified when the client has proved at the target that it is the peer.
-func (p *process) openStream(ctx context.Context, conn net.Conn, verified func()) (one, other duplex, err error) {
+// stream is an open stream: two connections between which data must be copied. If memory is true, the stream is a memory
+// stream at a target, and other is nil: the caller must call awaitMemory and connectMemory.
+type stream struct {
+	name       string
+	memory     bool
+	one, other duplex
+}
+
+// openStream reads the request of a new connection and opens the stream. It calls verified when the client has proved at
+// the target that it is the peer.
+func (p *process) openStream(ctx context.Context, conn net.Conn, verified func()) (s stream, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	_ = conn.SetDeadline(time.Now().Add(openTimeout))
 	if p.Role == Source {
-		one, other, err = p.openAtSource(ctx, conn.(*net.UnixConn))
+		s, err = p.openAtSource(ctx, conn.(*net.UnixConn))
 	} else {
-		one, other, err = p.openAtTarget(ctx, conn, verified)
+		s, err = p.openAtTarget(ctx, conn, verified)
 	}
 	_ = conn.SetDeadline(time.Time{})
-	return one, other, err
+	return s, err
 }
 
 // openAtSource reads the name of a stream from a connection of the agent, and opens the stream to the target.
-func (p *process) openAtSource(ctx context.Context, conn *net.UnixConn) (one, other duplex, err error) {
-	stream, err := readLine(conn)
+func (p *process) openAtSource(ctx context.Context, conn *net.UnixConn) (stream, error) {
+	name, err := readLine(conn)
 	if err != nil {
-		return nil, nil, err
+		return stream{}, err
 	}
-	remote, err := p.dialTarget(ctx, stream)
+	remote, err := p.dialTarget(ctx, name)
 	if err != nil {
 		_, _ = fmt.Fprintf(conn, "%.*s\n", maxLine-2, oneLine(err))
-		return nil, nil, err
+		return stream{}, err
 	}
 	if _, err := io.WriteString(conn, accepted+"\n"); err != nil {
-		return nil, nil, errors.Join(err, remote.Close())
+		return stream{}, errors.Join(err, remote.Close())
 	}
-	return conn, remote, nil
+	return stream{name: name, one: conn, other: remote}, nil
 }
 
 // dialTarget connects to the target's tunnel and requests a stream.
@@ -291,78 +316,81 @@ func (p *process) request(stream string) string {
 	return fmt.Sprintf("trivet-migration/1 %s %d %s", p.VM, p.Attempt, stream)
 }
 
-// openAtTarget verifies the source, calls verified, and connects the requested stream to QEMU.
-func (p *process) openAtTarget(ctx context.Context, raw net.Conn, verified func()) (one, other duplex, err error) {
+// openAtTarget verifies the source, calls verified, and connects the requested stream to QEMU unless it is a memory
+// stream.
+func (p *process) openAtTarget(ctx context.Context, raw net.Conn, verified func()) (stream, error) {
 	setUserTimeout(raw)
 	conn := tls.Server(raw, p.tls)
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, nil, err
+		return stream{}, err
 	}
 	verified()
 	line, err := readLine(conn)
 	if err != nil {
-		return nil, nil, err
+		return stream{}, err
 	}
-	local, err := p.connectQEMU(ctx, line, conn)
+	s, err := p.admit(ctx, line, conn)
 	if err != nil {
 		_, _ = fmt.Fprintf(conn, "%.*s\n", maxLine-2, oneLine(err))
-		return nil, nil, errors.Join(err, conn.Close())
+		return stream{}, errors.Join(err, conn.Close())
 	}
 	if _, err := io.WriteString(conn, accepted+"\n"); err != nil {
-		if local != p.memory {
-			err = errors.Join(err, local.Close())
+		if s.other != nil {
+			err = errors.Join(err, s.other.Close())
 		}
-		return nil, nil, err
+		return stream{}, err
 	}
-	return conn, local, nil
+	return s, nil
 }
 
-// connectQEMU connects to QEMU for the stream that the source has requested with line on conn. It returns an error if
-// the stream was opened before. For the stream Memory, the caller must call awaitMemory before it uses the result.
-// connectQEMU closes an earlier connection for the stream Memory on which no byte has arrived yet.
-func (p *process) connectQEMU(ctx context.Context, line string, conn net.Conn) (duplex, error) {
+// admit returns the stream that the source has requested with line on conn. It connects a stream of a disk to QEMU. It
+// returns an error if the stream was opened before. For a memory stream, admit closes an earlier connection on which no
+// byte has arrived yet.
+func (p *process) admit(ctx context.Context, line string, conn duplex) (stream, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, stream := range append([]string{Memory}, p.Disks...) {
-		if line != p.request(stream) {
+	memory := memoryStreams(p.Channels)
+	for i, name := range append(memory, p.Disks...) {
+		if line != p.request(name) {
 			continue
 		}
-		if p.open[stream] {
-			return nil, fmt.Errorf("stream %s was opened before", stream)
+		if p.open[name] {
+			return stream{}, fmt.Errorf("stream %s was opened before", name)
 		}
-		if stream == Memory {
-			if p.waiting != nil {
-				_ = p.waiting.Close()
+		if i < len(memory) {
+			if earlier := p.waiting[name]; earlier != nil {
+				_ = earlier.Close()
 			}
-			p.waiting = conn
-			return p.memory.(*net.UnixConn), nil
+			p.waiting[name] = conn
+			return stream{name: name, memory: true, one: conn}, nil
 		}
-		p.open[stream] = true
-		return dialUnix(ctx, p.Dir, DiskSocket)
+		p.open[name] = true
+		local, err := dialUnix(ctx, p.Dir, DiskSocket)
+		return stream{name: name, one: conn, other: local}, err
 	}
-	return nil, errors.New("this host expects no such stream: the migration attempt may have ended")
+	return stream{}, errors.New("this host expects no such stream: the migration attempt may have ended")
 }
 
-// awaitMemory waits for the first byte on a connection for the stream Memory, and then marks the stream as opened. It
+// awaitMemory waits for the first byte on a connection for a memory stream, and then marks the stream as opened. It
 // returns a connection that first reads this byte and then reads from conn. It returns an error if conn ends before the
 // first byte arrives, or if the source has requested the stream again on a later connection.
 //
 // The agent of the source may end after it has requested the stream and before it has passed the connection to QEMU.
 // The target's QEMU must not read the end of this connection: it would exit, and the next agent of the source could not
 // continue the migration.
-func (p *process) awaitMemory(conn duplex) (duplex, error) {
+func (p *process) awaitMemory(name string, conn duplex) (duplex, error) {
 	first := make([]byte, 1)
 	_, err := io.ReadFull(conn, first)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.waiting != conn {
+	if p.waiting[name] != conn {
 		return nil, errors.Join(err, net.ErrClosed)
 	}
-	p.waiting = nil
+	delete(p.waiting, name)
 	if err != nil {
 		return nil, err
 	}
-	p.open[Memory] = true
+	p.open[name] = true
 	return readAhead{duplex: conn, all: io.MultiReader(bytes.NewReader(first), conn)}, nil
 }
 

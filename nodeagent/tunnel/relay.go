@@ -20,24 +20,34 @@ type duplex interface {
 const relayBuffer = 256 << 10
 
 // relay copies data in both directions until both directions have ended, and then closes both connections. The end of
-// one direction closes only this direction. An error in one direction ends both.
-func relay(a, b duplex) {
+// one direction closes only this direction. An error in one direction ends both, and relay returns it.
+func relay(a, b duplex) error {
 	defer a.Close()
 	defer b.Close()
 	var both sync.WaitGroup
+	errs := make(chan error, 2)
 	direction := func(to, from duplex) {
-		// The structs hide the methods WriteTo and ReadFrom, so that io.CopyBuffer uses the buffer.
-		_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, relayBuffer))
+		err := copyAll(to, from)
 		if err == nil {
 			err = to.CloseWrite()
 		}
 		if err != nil {
+			errs <- err
 			_, _ = a.Close(), b.Close()
 		}
 	}
 	both.Go(func() { direction(a, b) })
 	both.Go(func() { direction(b, a) })
 	both.Wait()
+	close(errs)
+	return <-errs
+}
+
+// copyAll copies all data.
+func copyAll(to io.Writer, from io.Reader) error {
+	// The structs hide the methods WriteTo and ReadFrom, so that io.CopyBuffer uses the buffer.
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, relayBuffer))
+	return err
 }
 
 // userTimeout is the maximum time for which sent data may stay unacknowledged. The kernel then closes the connection to

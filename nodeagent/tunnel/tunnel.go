@@ -13,6 +13,9 @@
 //     accepted when its first byte arrives: before that, the source can open the stream again.
 //   - The process of the source listens at a unix socket in its directory. [Dial] connects to this socket and names a
 //     stream. The process then connects to the target. The caller of Dial passes the connection to QEMU.
+//   - If [Config].Channels is not 0, QEMU sends the memory over several connections (multifd), which it opens itself. The
+//     process of the source then also listens at the socket [MemorySocket], and opens one stream for each connection of
+//     QEMU. At the target, QEMU listens at MemorySocket, and the process connects to it for each memory stream.
 //
 // # Decisions
 //
@@ -20,6 +23,11 @@
 //     the certificate with which it was started, because a certificate is needed only while streams are opened.
 //   - The process locks the file tunnel.json in its directory while it runs. The file contains the pid and the address.
 //     A later agent therefore finds the process, and does not mistake another process for it.
+//   - QEMU 7.2 takes the first of several memory connections for the main one. The source gives the name of the stream
+//     Memory to the first connection of QEMU, and the target connects this stream to QEMU before all others, in
+//     whichever order they arrive.
+//   - If one of several memory streams fails, QEMU must see only that the main connection ends (see sender). The process
+//     of the target ends then.
 //   - A connection whose peer does not acknowledge data for [userTimeout] is closed. QEMU has no such timeout.
 package tunnel
 
@@ -70,7 +78,8 @@ const (
 	Target Role = "target"
 )
 
-// Memory is the stream of the guest's memory and devices. All other streams are ids of disks.
+// Memory is the stream of the guest's memory and devices. Further memory streams have the names memory/1, memory/2 and so
+// on (see Config.Channels). All other streams are ids of disks.
 const Memory = "memory"
 
 // Identity contains the certificate of a host, its private key in PKCS #8, and the authority of its cluster. All are in
@@ -93,6 +102,14 @@ type Config struct {
 	// last port that it tries. For the source, Address is host:port of the target.
 	Address             string
 	FirstPort, LastPort uint16
+	// Channels is the number of further memory streams, over which QEMU sends most of the memory (QEMU's multifd). 0 means
+	// that only the stream Memory has memory. QEMU then reads or writes a connected socket. If Channels is not 0, QEMU
+	// connects to, or listens at, MemorySocket.
+	Channels int
+	// For a source with Channels, Sockets is an existing directory in which QEMU can connect to a socket that belongs to
+	// the user UID. The process creates MemorySocket there.
+	Sockets string
+	UID     int
 	// Disks are the names of the copied disks, and of the NVRAM, for which the target accepts a stream.
 	Disks []string
 }
@@ -105,11 +122,13 @@ type State struct {
 	PID     int    `json:"pid"`
 	// Address is host:port at which the process of a target listens. It is empty for a source.
 	Address string `json:"address,omitempty"`
+	// Channels is Config.Channels.
+	Channels int `json:"channels,omitempty"`
 }
 
 // Start starts a tunnel process by command, which must call Main, and returns when the process listens. It first ends
 // the process that already runs for the directory. The file memory is the socket for the stream Memory whose other end
-// QEMU has, and is nil for a source. The tunnel process ends when the process of pidfd ends. After Start has returned,
+// QEMU has. It is nil for a source, and if Config.Channels is not 0. The tunnel process ends when the process of pidfd ends. After Start has returned,
 // the caller may close both files. Start waits at most startTimeout, and stopTimeout for an earlier process.
 func Start(ctx context.Context, command []string, c Config, memory, pidfd *os.File) (State, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {

@@ -42,6 +42,7 @@ type hosts struct {
 	pidfd          *os.File
 	memory         *os.File // QEMU's end at the target
 	disks          net.Listener
+	channels       *net.UnixListener // of QEMU at the target, if there are Channels
 }
 
 func newHosts(t testing.TB) *hosts {
@@ -86,13 +87,21 @@ func (h *hosts) start() {
 	require.NoError(h, err)
 	require.NoError(h, listener.Close())
 	h.Cleanup(func() { _ = h.disks.Close() })
-	one, other, err := SocketPair()
-	require.NoError(h, err)
-	h.memory = one
-	h.Cleanup(func() { _ = one.Close() })
+	var other *os.File
+	if h.target.Channels > 0 {
+		h.channels, err = listenUnix(h.target.Dir, MemorySocket)
+		require.NoError(h, err)
+		h.Cleanup(func() { _ = h.channels.Close() })
+	} else {
+		h.memory, other, err = SocketPair()
+		require.NoError(h, err)
+		h.Cleanup(func() { _ = h.memory.Close() })
+	}
 	s, err := Start(h.Context(), []string{"/proc/self/exe", command}, h.target, other, h.pidfd)
 	require.NoError(h, err)
-	require.NoError(h, other.Close())
+	if other != nil {
+		require.NoError(h, other.Close())
+	}
 	found, running, err := Find(h.target.Dir)
 	require.NoError(h, err)
 	require.True(h, running)

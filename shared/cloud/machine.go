@@ -55,6 +55,9 @@ const (
 	// FeatureDiskGrowth: the agent grows disks that are not volumes, and accepts a disk that is smaller than its desired
 	// size.
 	FeatureDiskGrowth = "disk-growth"
+	// FeatureMemoryChannels: as the target of a migration, the agent and its QEMU can receive memory over several
+	// connections (Migration.MemoryChannels).
+	FeatureMemoryChannels = "memory-channels"
 	// FeatureGuestCalls: the agent executes calls of guest agents (agent.v1.GuestRequest).
 	FeatureGuestCalls = "guest-calls"
 	// FeatureConsoles: the agent opens consoles (agent.v1.OpenConsoleRequest).

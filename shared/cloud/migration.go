@@ -50,10 +50,18 @@ type Migration struct {
 	// SendRunning is true if the target supported FeatureRunningMigration when the migration began. Otherwise the source
 	// stops the guest before it sends the memory.
 	SendRunning bool `cbor:",omitempty"`
+	// TakesChannels is true if the target supported FeatureMemoryChannels when the migration began. MemoryChannels is the
+	// number of connections, besides the main one, over which the memory is sent: what the source has reported together
+	// with Machine, or 0 if TakesChannels is false.
+	TakesChannels  bool   `cbor:",omitempty"`
+	MemoryChannels uint32 `cbor:",omitempty"`
 	// SourceStopsWithLease is the value of Status.StopsWithLease before the switchover. It is the confirmation of the
 	// source, and counts again after a rollback.
 	SourceStopsWithLease bool `cbor:",omitempty"`
 }
+
+// maxMemoryChannels is the greatest value of Migration.MemoryChannels.
+const maxMemoryChannels = 16
 
 // MigrationResult describes the last migration of a VM that has ended.
 type MigrationResult struct {
@@ -237,6 +245,9 @@ func (m *Migration) observeSource(r *MigrationObservation) {
 	}
 	if len(m.Machine) == 0 && len(r.Machine) <= MaxMigrationMachine {
 		m.Machine = r.Machine
+		if m.TakesChannels && len(m.Machine) > 0 {
+			m.MemoryChannels = min(r.MemoryChannels, maxMemoryChannels)
+		}
 	}
 	m.DowntimeMS = max(m.DowntimeMS, r.DowntimeMS)
 	m.Reason = cmp.Or(m.Reason, r.Error)

@@ -56,4 +56,7 @@ type MigrationObservation struct {
 	TotalBytes, SentBytes uint64
 	// DowntimeMS is the time for which the guest was paused, in milliseconds. It is reported after the switchover.
 	DowntimeMS uint32
+	// MemoryChannels is, in the report of the source that has Machine, the number of connections, besides the main one, over
+	// which its QEMU can send the memory.
+	MemoryChannels uint32
 }

@@ -58,7 +58,7 @@ func AssignedMigration(m *cloud.Migration, on cloud.NodeID) *agentv1.AssignedMig
 	if m == nil {
 		return nil
 	}
-	out := &agentv1.AssignedMigration{Attempt: m.Attempt, Phase: agentv1.MigrationPhase(m.Phase)}
+	out := &agentv1.AssignedMigration{Attempt: m.Attempt, Phase: agentv1.MigrationPhase(m.Phase), MemoryChannels: m.MemoryChannels}
 	if on == m.Source {
 		out.Role, out.PeerNodeId = agentv1.MigrationRole_MIGRATION_ROLE_SOURCE, string(m.Target)
 		out.SendRunning = m.SendRunning

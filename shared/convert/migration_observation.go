@@ -14,6 +14,7 @@ func migrationObservation(m *cloud.MigrationObservation) *agentv1.MigrationObser
 	return &agentv1.MigrationObservation{
 		Attempt: m.Attempt, State: agentv1.MigrationState(m.State), Address: m.Address, Machine: slices.Clone(m.Machine),
 		Error: m.Error, TotalBytes: m.TotalBytes, SentBytes: m.SentBytes, DowntimeMs: m.DowntimeMS,
+		MemoryChannels: m.MemoryChannels,
 	}
 }
 
@@ -24,6 +25,6 @@ func migrationObservationFrom(m *agentv1.MigrationObservation) *cloud.MigrationO
 	return &cloud.MigrationObservation{
 		Attempt: m.GetAttempt(), State: enum[cloud.MigrationState](m.GetState()), Address: m.GetAddress(),
 		Machine: slices.Clone(m.GetMachine()), Error: m.GetError(), TotalBytes: m.GetTotalBytes(),
-		SentBytes: m.GetSentBytes(), DowntimeMS: m.GetDowntimeMs(),
+		SentBytes: m.GetSentBytes(), DowntimeMS: m.GetDowntimeMs(), MemoryChannels: m.GetMemoryChannels(),
 	}
 }

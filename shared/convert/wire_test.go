@@ -125,7 +125,7 @@ func TestResponsesSetEveryField(t *testing.T) {
 	assigned.Disks[0].Volume.Snapshots = []*agentv1.AssignedSnapshot{filled(&agentv1.AssignedSnapshot{}, 0)}            // set by package volume
 	assigned.Disks[0].Volume.Rbd = &agentv1.RbdPool{Fsid: "x", Monitors: []string{"x"}, Pool: "x", User: "x", Key: "x"} // set by package volume
 	m := &cloud.Migration{Attempt: 3, Source: "h1", Target: "h2", Phase: cloud.MigrationTransfer, Machine: []byte("q35"), Address: "a:1",
-		SendRunning: true}
+		SendRunning: true, MemoryChannels: 4}
 	assigned.Migration = AssignedMigration(m, "h1")
 	target := AssignedMigration(m, "h2")
 	require.Equal(t, []string{"h2", "h1", "a:1", ""}, []string{assigned.Migration.PeerNodeId, target.PeerNodeId, assigned.Migration.PeerAddress, target.PeerAddress})

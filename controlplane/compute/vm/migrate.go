@@ -162,6 +162,7 @@ func (s *Service) beginMigration(tx *store.Tx, vm *cloud.VM, to cloud.NodeID, se
 		return err
 	}
 	vm.Migration.SendRunning = host != nil && host.MissingFeature([]string{cloud.FeatureRunningMigration}) == ""
+	vm.Migration.TakesChannels = host != nil && host.MissingFeature([]string{cloud.FeatureMemoryChannels}) == ""
 	if err := s.assignBoth(tx, vm, vm.Hosts()); err != nil {
 		return err
 	}

@@ -392,3 +392,34 @@ func TestSendRunningNeedsTheTarget(t *testing.T) {
 		require.False(t, w.assignedTo(target, vm.ID).GetMigration().GetSendRunning())
 	}
 }
+
+// TestMemoryChannelsNeedBothHosts checks that both hosts are assigned the number of connections that the source has
+// reported, but only if the target reports the feature memory-channels. A later report does not change the number.
+func TestMemoryChannelsNeedBothHosts(t *testing.T) {
+	for _, c := range []struct {
+		features map[string]string
+		reported uint32
+		want     uint32
+	}{
+		{map[string]string{cloud.FeatureMemoryChannels: ""}, 4, 4},
+		{map[string]string{cloud.FeatureMemoryChannels: ""}, 0, 0},    // the source's agent is of an earlier version
+		{map[string]string{cloud.FeatureMemoryChannels: ""}, 500, 16}, // more than any agent uses
+		{map[string]string{cloud.FeatureMemoryChannels: "QEMU is too new"}, 4, 0},
+		{nil, 4, 0}, // the target's agent is of an earlier version
+	} {
+		w := newWorld(t)
+		source := w.migrationHost("n1")
+		vm := w.createInState(cloud.Running, "web")
+		target := w.migrationHost("n2", func(n *cloud.Node) { n.Features = c.features })
+		vm = w.migrate(vm.ID, target)
+		require.Zero(t, w.assignedTo(target, vm.ID).GetMigration().GetMemoryChannels())
+		for _, reported := range []uint32{c.reported, 7} {
+			w.tell(vm, source, cloud.MigrationPrepared, func(o *cloud.Observation) { o.Migration.MemoryChannels = reported })
+			for _, host := range []cloud.NodeID{source, target} {
+				m := w.assignedTo(host, vm.ID).GetMigration()
+				require.Equal(t, c.want, m.GetMemoryChannels())
+				require.Equal(t, host == target, len(m.GetMachine()) > 0)
+			}
+		}
+	}
+}

@@ -1372,9 +1372,13 @@ type AssignedMigration struct {
 	MaxDowntimeMs uint32 `protobuf:"varint,8,opt,name=max_downtime_ms,json=maxDowntimeMs,proto3" json:"max_downtime_ms,omitempty"`
 	// For the source: the agent of the target can receive memory that is sent while the guest runs (feature
 	// running-migration). If false, the source stops the guest before it sends the memory.
-	SendRunning   bool `protobuf:"varint,9,opt,name=send_running,json=sendRunning,proto3" json:"send_running,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	SendRunning bool `protobuf:"varint,9,opt,name=send_running,json=sendRunning,proto3" json:"send_running,omitempty"`
+	// The number of connections, besides the main one, over which the source's QEMU sends most of the memory (QEMU's
+	// multifd). It is the same for both hosts. 0: only the main connection is used. It is 0 unless the source has reported
+	// memory_channels and the target has the feature memory-channels. Agents of earlier versions use one connection.
+	MemoryChannels uint32 `protobuf:"varint,10,opt,name=memory_channels,json=memoryChannels,proto3" json:"memory_channels,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *AssignedMigration) Reset() {
@@ -1468,6 +1472,13 @@ func (x *AssignedMigration) GetSendRunning() bool {
 		return x.SendRunning
 	}
 	return false
+}
+
+func (x *AssignedMigration) GetMemoryChannels() uint32 {
+	if x != nil {
+		return x.MemoryChannels
+	}
+	return 0
 }
 
 // AssignedSeed is the content of a read-only disk with the label cidata, with which cloud-init configures the guest. A
@@ -3871,9 +3882,12 @@ type MigrationObservation struct {
 	SentBytes  uint64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	// How long the guest had been paused when the source became ready for the switchover, in milliseconds. Set from
 	// MIGRATION_STATE_AT_SWITCHOVER on.
-	DowntimeMs    uint32 `protobuf:"varint,8,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DowntimeMs uint32 `protobuf:"varint,8,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
+	// Of the source, with machine: the number of connections, besides the main one, over which its QEMU can send the
+	// memory. 0: it can use only the main connection.
+	MemoryChannels uint32 `protobuf:"varint,9,opt,name=memory_channels,json=memoryChannels,proto3" json:"memory_channels,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *MigrationObservation) Reset() {
@@ -3958,6 +3972,13 @@ func (x *MigrationObservation) GetSentBytes() uint64 {
 func (x *MigrationObservation) GetDowntimeMs() uint32 {
 	if x != nil {
 		return x.DowntimeMs
+	}
+	return 0
+}
+
+func (x *MigrationObservation) GetMemoryChannels() uint32 {
+	if x != nil {
+		return x.MemoryChannels
 	}
 	return 0
 }
@@ -5840,7 +5861,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\thugepages\x18\xb6\x02 \x01(\bR\thugepages\x12&\n" +
 	"\x0ededicated_cpus\x18\xb7\x02 \x01(\bR\rdedicatedCpus\x12:\n" +
 	"\tmigration\x18\xe8\x02 \x01(\v2\x1b.agent.v1.AssignedMigrationR\tmigration\x12/\n" +
-	"\x13rolled_back_attempt\x18\x86\x03 \x01(\x04R\x11rolledBackAttempt\"\xe5\x02\n" +
+	"\x13rolled_back_attempt\x18\x86\x03 \x01(\x04R\x11rolledBackAttempt\"\x8e\x03\n" +
 	"\x11AssignedMigration\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12+\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x17.agent.v1.MigrationRoleR\x04role\x12.\n" +
@@ -5851,7 +5872,9 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\amachine\x18\x06 \x01(\fR\amachine\x12/\n" +
 	"\x14max_bytes_per_second\x18\a \x01(\x04R\x11maxBytesPerSecond\x12&\n" +
 	"\x0fmax_downtime_ms\x18\b \x01(\rR\rmaxDowntimeMs\x12!\n" +
-	"\fsend_running\x18\t \x01(\bR\vsendRunning\"\x92\x01\n" +
+	"\fsend_running\x18\t \x01(\bR\vsendRunning\x12'\n" +
+	"\x0fmemory_channels\x18\n" +
+	" \x01(\rR\x0ememoryChannels\"\x92\x01\n" +
 	"\fAssignedSeed\x12\x1b\n" +
 	"\thost_name\x18\x01 \x01(\tR\bhostName\x12\x19\n" +
 	"\bssh_keys\x18\x02 \x03(\tR\asshKeys\x12\x1b\n" +
@@ -6067,7 +6090,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18R \x01(\x04R\tmemoryMib\"0\n" +
 	"\vGuestReport\x12!\n" +
-	"\fip_addresses\x18\x01 \x03(\tR\vipAddresses\"\x8b\x02\n" +
+	"\fip_addresses\x18\x01 \x03(\tR\vipAddresses\"\xb4\x02\n" +
 	"\x14MigrationObservation\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x04R\aattempt\x12.\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x18.agent.v1.MigrationStateR\x05state\x12\x18\n" +
@@ -6079,7 +6102,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"sent_bytes\x18\a \x01(\x04R\tsentBytes\x12\x1f\n" +
 	"\vdowntime_ms\x18\b \x01(\rR\n" +
-	"downtimeMs\"S\n" +
+	"downtimeMs\x12'\n" +
+	"\x0fmemory_channels\x18\t \x01(\rR\x0ememoryChannels\"S\n" +
 	"\x0fDiskObservation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12\x14\n" +
