@@ -251,6 +251,7 @@ var notTables = []string{
 	"completion", "help", // texts of cobra
 	"vm watch", "kv watch", "kv lease keep-alive", "vm console", "vm display", "vm vnc", "vm wait", // they run until they are interrupted
 	"token issue", "cluster token", "host token", "cluster backup", "cluster rolling-drain", // they print a token or lines of text
+	"binding show", // "Name: value" lines of the binding that flags name
 }
 
 // TestTablesFitInto80Columns runs every command that succeeds with an ID for each of its arguments, or with the arguments
