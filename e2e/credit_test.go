@@ -247,7 +247,7 @@ func (w *world) books(ctx context.Context, committed map[string]bool, expired in
 	require.Equal(t, 1, wallets)
 
 	home := t.TempDir()
-	out, errs, code := w.trivet(ctx, home, "wallet", "show", "--project", "shop", "--token", w.adminToken, "--endpoint", "127.0.0.3:50051")
+	out, errs, code := w.trivet(ctx, home, "wallet", "show", "--project", "shop", "-o", "wide", "--token", w.adminToken, "--endpoint", "127.0.0.3:50051")
 	require.Zero(t, code, errs)
 	require.Contains(t, out, "acme/shop")
 	require.True(t, strings.Contains(out, fmt.Sprint(len(committed)*7)), out)
