@@ -101,8 +101,10 @@ func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error 
 // of them, endTransfer ends QEMU instead, because the guest's memory does not match the volume any more.
 func (v *VM) endTransfer(ctx context.Context, want *agentv1.AssignedVm) error {
 	if s, running, err := tunnel.Find(v.home.Migration()); err == nil && running && s.Channels > 0 {
-		// After an error, the streams are closed all the same, because the guest must be resumed.
-		_ = v.process.StopSending(ctx)
+		if v.process.StopSending(ctx) != nil && tunnel.FailMemory(v.home.Migration()) == nil {
+			// After an error, the streams are closed all the same, because the guest must be resumed.
+			_ = v.process.StopSending(ctx)
+		}
 	}
 	if err := tunnel.Stop(v.home.Migration()); err != nil { // closes the streams
 		return err

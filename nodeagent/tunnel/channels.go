@@ -7,14 +7,34 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // MemorySocket is the name of the socket of the memory if [Config].Channels is not 0. At the target, QEMU listens at it,
 // and it is in [Config].Dir. At the source, the tunnel process listens at it, and it is in [Config].Sockets.
 const MemorySocket = "memory.sock"
+
+// failSignal makes the process of a source fail its memory streams (see FailMemory).
+const failSignal = unix.SIGTERM
+
+// FailMemory makes the tunnel process of a source close QEMU's main connection and all memory streams to the target, as
+// if the link to the target had failed. The process keeps reading QEMU's other connections. If the link does not accept
+// data, QEMU cannot cancel a migration without this. FailMemory returns nil if no process runs.
+func FailMemory(dir string) error {
+	s, running, err := find(dir)
+	if err == nil && running {
+		err = sendSignal(dir, s, failSignal)
+	}
+	if err != nil {
+		return fmt.Errorf("fail the memory streams: %w", err)
+	}
+	return nil
+}
 
 const (
 	// mainEnd is the time that the other memory streams of a source have to end after QEMU has closed the stream Memory.
@@ -63,6 +83,12 @@ func (p *process) listenMemory() (net.Listener, error) {
 // unix socket. Which of the others is which does not matter, because QEMU sends its number on each.
 func (p *process) acceptMemory(ctx context.Context, l net.Listener) {
 	s := &sender{remote: map[net.Conn]bool{}}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, failSignal)
+	go func() {
+		<-stop
+		s.fail()
+	}()
 	names := memoryStreams(p.Channels)
 	for len(names) > 0 {
 		conn, err := l.Accept()
@@ -76,7 +102,7 @@ func (p *process) acceptMemory(ctx context.Context, l net.Listener) {
 		name := names[0]
 		names = names[1:]
 		if name == Memory {
-			s.main = conn
+			s.setMain(conn)
 		}
 		go p.sendMemory(ctx, s, conn.(*net.UnixConn), name)
 	}
@@ -130,6 +156,16 @@ func (s *sender) receive(local *net.UnixConn, remote duplex, name string) {
 	}
 }
 
+// setMain sets QEMU's main connection. It closes the connection if the streams have failed already.
+func (s *sender) setMain(conn net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.main = conn
+	if s.failed {
+		_ = conn.Close()
+	}
+}
+
 // add adds a connection to the target. It closes the connection if the streams have failed already.
 func (s *sender) add(remote net.Conn) {
 	s.mu.Lock()
@@ -152,7 +188,9 @@ func (s *sender) fail() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failed = true
-	_ = s.main.Close()
+	if s.main != nil {
+		_ = s.main.Close()
+	}
 	for remote := range s.remote {
 		_ = remote.Close()
 	}

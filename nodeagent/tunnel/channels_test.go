@@ -233,6 +233,28 @@ func TestMainChannelEnds(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// TestFailMemory fails the memory streams of a source while the target accepts no more data. QEMU at the source must see
+// that the main connection ends, and only this.
+func TestFailMemory(t *testing.T) {
+	h := newChannels(t, 1)
+	require.NoError(t, FailMemory(h.source.Dir), "no process runs")
+	h.start()
+	main, near := h.connect("m"), h.connect("a")
+	h.accept(1)
+	h.accept(1)
+	require.NoError(t, main.SetWriteDeadline(time.Now().Add(time.Second)))
+	_, err := main.Write(make([]byte, 64<<20))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "the target must not read")
+	require.NoError(t, FailMemory(h.source.Dir))
+	require.NoError(t, main.SetDeadline(time.Now().Add(within)))
+	_, err = main.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, near.SetDeadline(time.Now().Add(within)))
+	_, err = near.Write(make([]byte, 64<<20))
+	require.NoError(t, err)
+}
+
 // TestSourceDies kills the tunnel process of the source. The process of the target must end, because QEMU may wait for
 // one of its channels for ever.
 func TestSourceDies(t *testing.T) {

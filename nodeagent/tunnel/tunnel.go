@@ -240,7 +240,7 @@ func Stop(dir string) error {
 		if !running {
 			break
 		}
-		if err := kill(dir, s); err != nil {
+		if err := sendSignal(dir, s, unix.SIGKILL); err != nil {
 			return fmt.Errorf("stop tunnel: %w", err)
 		}
 		if time.Now().After(end) {
@@ -256,9 +256,9 @@ func Stop(dir string) error {
 	return nil
 }
 
-// kill kills the process of the state s. It does so only if the file is still locked by this process, because otherwise
-// the pid may belong to another process now.
-func kill(dir string, s State) error {
+// sendSignal sends a signal to the process of the state s. It does so only if the file is still locked by this process,
+// because otherwise the pid may belong to another process now.
+func sendSignal(dir string, s State, signal unix.Signal) error {
 	pidfd, err := unix.PidfdOpen(s.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -270,7 +270,7 @@ func kill(dir string, s State) error {
 	if now, running, err := find(dir); err != nil || !running || now.PID != s.PID {
 		return err
 	}
-	err = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+	err = unix.PidfdSendSignal(pidfd, signal, nil, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
