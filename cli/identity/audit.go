@@ -178,6 +178,12 @@ func auditColumns(_ context.Context, s *session.Session, _ *dial.Conn) []list.Co
 // id, or else the first that is not the ID of an org or a project. For a REST call, it is the last part of the path.
 func auditTarget(r *identityv1.AuditRecord) string {
 	values, order := map[string]string{}, []string{}
+	if text, ok := strings.CutPrefix(r.GetTarget(), "object="); ok {
+		if name, err := strconv.QuotedPrefix(text); err == nil { // the name has spaces or equals signs
+			name, _ = strconv.Unquote(name)
+			return name
+		}
+	}
 	for _, word := range strings.Split(r.GetTarget(), " ") {
 		key, value, pair := strings.Cut(word, "=")
 		switch {

@@ -94,7 +94,7 @@ type comparison struct {
 	plan   apply.Plan
 	to     change
 	disks  []newDisk
-	grown  []*vmv1.DiskSpec // disks of the VM with their new sizes
+	grown  []*vmv1.DiskSpec // disks of the VM that are volumes, with their new sizes
 	nics   []*vmv1.NetworkSpec
 	groups []portGroups
 }
@@ -118,11 +118,9 @@ func (x *comparison) do(ctx context.Context) error {
 		}
 	}
 	for _, d := range x.grown {
-		vm, err := x.t.resizeDisk(ctx, x.conn, x.vm, d.GetId(), d.GetSizeGib())
-		if err != nil {
+		if err := x.t.resizeVolume(ctx, x.conn, d.GetSource().GetVolumeId(), d.GetSizeGib()); err != nil {
 			return err
 		}
-		x.vm = vm
 	}
 	for _, d := range x.disks {
 		if err := x.attach(ctx, d); err != nil {

@@ -142,7 +142,7 @@ func (x *comparison) disk(ctx context.Context, d disk, have *vmv1.DiskSpec) erro
 		}
 	}
 	if d.sizeGiB > size {
-		x.grown = append(x.grown, &vmv1.DiskSpec{Id: d.id, SizeGib: d.sizeGiB})
+		x.grow(have, d.sizeGiB)
 		x.plan.Add("%s: size %d -> %d GiB", d.id, size, d.sizeGiB)
 	}
 	if d.sizeGiB != 0 && d.sizeGiB < size {
@@ -150,6 +150,18 @@ func (x *comparison) disk(ctx context.Context, d disk, have *vmv1.DiskSpec) erro
 			"%s: size cannot become smaller: it is %d GiB, and the file gives %d GiB", d.id, size, d.sizeGiB)
 	}
 	return x.device(d, have)
+}
+
+// grow adds a new size of a disk to the change of the VM, or of the volume that is the disk.
+func (x *comparison) grow(have *vmv1.DiskSpec, gib uint64) {
+	if have.GetSource().GetVolumeId() != "" {
+		x.grown = append(x.grown, &vmv1.DiskSpec{Source: have.GetSource(), SizeGib: gib})
+		return
+	}
+	if x.to.diskSizes == nil {
+		x.to.diskSizes = map[string]uint64{}
+	}
+	x.to.diskSizes[have.GetId()] = gib
 }
 
 // device compares the options of a disk that are given. None of them can be changed.

@@ -36,32 +36,47 @@ off gets the new size at its next start. Disks cannot be made smaller.`,
 		if err != nil {
 			return err
 		}
-		if vm, err = t.resizeDisk(ctx, conn, vm, args[1], gib); err != nil {
+		d, err := t.resizeDisk(ctx, conn, vm, args[1], gib)
+		if err != nil {
 			return err
 		}
-		d := diskOf(vm, args[1])
 		return s.Print(d, []string{d.GetId()}, func(w io.Writer) error { return list.Print(w, diskColumns(ctx, s, conn), d) })
 	})
 	return c
 }
 
-// resizeDisk sets the size of a disk, or of its volume, and returns the VM with the new size of the disk.
-func (t *target) resizeDisk(ctx context.Context, conn *dial.Conn, vm *vmv1.VirtualMachine, id string, gib uint64) (*vmv1.VirtualMachine, error) {
-	vm = proto.CloneOf(vm)
+// resizeDisk sets the size of a disk, or of its volume, and returns the disk with the new size.
+func (t *target) resizeDisk(ctx context.Context, conn *dial.Conn, vm *vmv1.VirtualMachine, id string, gib uint64) (*vmv1.DiskSpec, error) {
 	d := diskOf(vm, id)
 	if d == nil {
 		return nil, session.Errorf(codes.NotFound, "`trivet vm disk list "+vm.GetName()+"` shows the disks", "VM %s has no disk %s", vm.GetName(), id)
 	}
-	d.SizeGib = gib
 	if v := d.GetSource().GetVolumeId(); v != "" {
-		_, err := vmv1.NewVolumeServiceClient(conn).ResizeVolume(ctx, &vmv1.ResizeVolumeRequest{
-			OrgId: t.org, ProjectId: t.project, VolumeId: v, SizeGib: gib,
-		})
-		return vm, err
+		d = proto.CloneOf(d)
+		d.SizeGib = gib
+		return d, t.resizeVolume(ctx, conn, v, gib)
 	}
-	return t.client.UpdateVm(ctx, &vmv1.UpdateVmRequest{
-		OrgId: t.org, ProjectId: t.project, VmId: t.id, Spec: &vmv1.VmSpec{Disks: vm.GetSpec().GetDisks()},
+	out, err := (&change{diskSizes: map[string]uint64{id: gib}}).update(ctx, t)
+	return diskOf(out, id), err
+}
+
+func (t *target) resizeVolume(ctx context.Context, conn *dial.Conn, id string, gib uint64) error {
+	_, err := vmv1.NewVolumeServiceClient(conn).ResizeVolume(ctx, &vmv1.ResizeVolumeRequest{
+		OrgId: t.org, ProjectId: t.project, VolumeId: id, SizeGib: gib,
 	})
+	return err
+}
+
+// withSizes returns copies of disks with new sizes in GiB, by the ID of the disk.
+func withSizes(disks []*vmv1.DiskSpec, sizes map[string]uint64) []*vmv1.DiskSpec {
+	out := make([]*vmv1.DiskSpec, len(disks))
+	for i, d := range disks {
+		out[i] = proto.CloneOf(d)
+		if gib, changes := sizes[d.GetId()]; changes {
+			out[i].SizeGib = gib
+		}
+	}
+	return out
 }
 
 // diskOf returns the disk of a VM with this ID, or nil.

@@ -155,5 +155,5 @@ func pairsChange(before, after map[string]string) map[string]string {
 }
 
 func (x *change) empty() bool {
-	return len(x.labels) == 0 && len(x.metadata) == 0 && !x.resizes()
+	return len(x.labels) == 0 && len(x.metadata) == 0 && len(x.diskSizes) == 0 && !x.resizes()
 }

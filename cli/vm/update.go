@@ -28,6 +28,8 @@ type change struct {
 	host    *vmv1.Node
 	// instanceType is the name of the instance type whose processors and memory the VM gets if vcpus and memoryMiB are 0.
 	instanceType string
+	// diskSizes has the new sizes in GiB of disks that are not volumes, by the ID of the disk.
+	diskSizes map[string]uint64
 }
 
 // size holds the flags for processors and memory.
@@ -135,13 +137,19 @@ func (x *change) apply(ctx context.Context, s *session.Session, conn *dial.Conn,
 // update changes the VM, and returns it.
 func (x *change) update(ctx context.Context, t *target) (*vmv1.VirtualMachine, error) {
 	req := &vmv1.UpdateVmRequest{OrgId: t.org, ProjectId: t.project, VmId: t.id, Labels: x.labels, Metadata: x.metadata}
-	if x.resizes() || x.setHost {
+	if x.resizes() || x.setHost || len(x.diskSizes) > 0 {
 		vm, err := t.read(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if x.resizes() {
 			req.Spec = x.spec(vm.GetSpec())
+		}
+		if len(x.diskSizes) > 0 {
+			if req.Spec == nil {
+				req.Spec = &vmv1.VmSpec{}
+			}
+			req.Spec.Disks = withSizes(vm.GetSpec().GetDisks(), x.diskSizes)
 		}
 		if x.setHost {
 			selector, err := withHost(vm.GetLabels()[cloud.NodeSelectorLabel], x.host.GetName())

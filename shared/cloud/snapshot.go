@@ -123,6 +123,18 @@ func CheckSnapshot(name string, labels map[string]string) error {
 	return checkReserved("labels", labels, nil, nil)
 }
 
+// CheckSnapshotChange returns an InvalidArgument fault if a snapshot with the labels present cannot get this name and
+// these labels. The result after is present with the changes. A label that an earlier version accepted can stay.
+func CheckSnapshotChange(name string, labels, present, after map[string]string) error {
+	if err := CheckName("name", name); err != nil {
+		return err
+	}
+	if err := CheckPairs("labels", after); err != nil {
+		return err
+	}
+	return checkReserved("labels", labels, present, nil)
+}
+
 // maxSnapshotReason is the maximum length in bytes of Snapshot.Reason. Observe truncates a longer reason of a host.
 const maxSnapshotReason = 300
 

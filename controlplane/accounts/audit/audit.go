@@ -34,7 +34,9 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/google/uuid"
 
@@ -120,11 +122,19 @@ func Add(tx *store.Tx, c *cloud.Caller) {
 	}
 	r := Of(c)
 	if name := objectName(c.Method, r.Target, tx.NameOf); name != "" {
-		r.Target = "object=" + name + " " + r.Target
+		r.Target = "object=" + quoted(name) + " " + r.Target
 		r.clean()
 	}
 	put(tx, &r)
 	tx.CountAudited()
+}
+
+// quoted returns a name in quotes if it has characters that could be mistaken for other parts of a target.
+func quoted(name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool { return r == '=' || r == '"' || unicode.IsSpace(r) }) {
+		return strconv.Quote(name)
+	}
+	return name
 }
 
 func put(tx *store.Tx, r *Record) {

@@ -69,3 +69,12 @@ func TestRecordHasNameOfObject(t *testing.T) {
 	}
 	require.Equal(t, map[string]string{"CreateVm": "vm_id=vm1", "RenameVm": "object=web vm_id=vm1", "DeleteVm": "object=shop vm_id=vm1"}, got)
 }
+
+// TestQuotedName checks that a name with spaces or equals signs cannot be mistaken for other parts of a target.
+func TestQuotedName(t *testing.T) {
+	for name, want := range map[string]string{
+		"web-1": "web-1", "Ada Lovelace": `"Ada Lovelace"`, "x user_id=ada": `"x user_id=ada"`, "a=b": `"a=b"`, `"`: `"\""`,
+	} {
+		require.Equal(t, want, quoted(name))
+	}
+}

@@ -5,9 +5,9 @@ import (
 
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 
+	"github.com/trivet-cloud/trivet/controlplane/compute/vm"
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/shared/cloud"
-	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
 func (s *server) RenameVm(ctx context.Context, in *operatorv1.RenameVmRequest) (*operatorv1.RenameVmResponse, error) {
@@ -15,9 +15,9 @@ func (s *server) RenameVm(ctx context.Context, in *operatorv1.RenameVmRequest) (
 	if err != nil {
 		return nil, err
 	}
-	vm, err := s.opts.VMs.Rename(ctx, t, cloud.VMID(in.GetVmId()), in.GetName())
+	renamed, err := s.opts.VMs.Rename(ctx, t, cloud.VMID(in.GetVmId()), in.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return &operatorv1.RenameVmResponse{Vm: convert.VM(&vm, nil)}, nil
+	return &operatorv1.RenameVmResponse{Vm: vm.ForCaller(ctx, &renamed, nil)}, nil
 }

@@ -67,13 +67,13 @@ func (s *Service) named(ctx context.Context, org cloud.OrgID, name string) (stri
 	if err != nil {
 		return "", err
 	}
-	if len(own) > 0 {
-		others = nil
-	}
-	found := append(own, others...)
 	failed := func(i *cloud.Image) bool { return i.Status == cloud.ImageError }
-	if usable := slices.DeleteFunc(slices.Clone(found), failed); len(usable) > 0 {
-		found = usable
+	usable := func(all []*cloud.Image) []*cloud.Image { return slices.DeleteFunc(slices.Clone(all), failed) }
+	var found []*cloud.Image
+	for _, found = range [][]*cloud.Image{usable(own), usable(others), own, others} {
+		if len(found) > 0 {
+			break
+		}
 	}
 	switch len(found) {
 	case 0:

@@ -51,6 +51,16 @@ func withSizes(vm *cloud.VM, sizes map[string]uint64) ([]cloud.Disk, error) {
 	return out, nil
 }
 
+// hasSizes reports whether the disks of a VM have these sizes in GiB, by the ID of the disk.
+func hasSizes(vm *cloud.VM, sizes map[string]uint64) bool {
+	for id, size := range sizes {
+		if at := vm.FindDisk(id); at < 0 || vm.Spec.Disks[at].SizeGiB != size {
+			return false
+		}
+	}
+	return true
+}
+
 func smaller(field string, d cloud.Disk) error {
 	return fault.Invalid(field, "the disk has %d GiB, and disks cannot be made smaller", d.SizeGiB)
 }

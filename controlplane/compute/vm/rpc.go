@@ -45,14 +45,14 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 // toProto converts a VM for the caller, with the usage that its host has reported.
 func (r *server) toProto(ctx context.Context, vm *cloud.VM) *vmv1.VirtualMachine {
 	if u, ok := r.s.Usage(ctx, vm)[vm.ID]; ok {
-		return vmFor(ctx, vm, &u)
+		return ForCaller(ctx, vm, &u)
 	}
-	return vmFor(ctx, vm, nil)
+	return ForCaller(ctx, vm, nil)
 }
 
-// vmFor converts a VM for the caller. Only a system:admin gets status.host_pid: a process ID is a fact about the host,
+// ForCaller converts a VM for the caller. Only a system:admin gets status.host_pid: a process ID is a fact about the host,
 // and of no use without access to it.
-func vmFor(ctx context.Context, vm *cloud.VM, u *cloud.Usage) *vmv1.VirtualMachine {
+func ForCaller(ctx context.Context, vm *cloud.VM, u *cloud.Usage) *vmv1.VirtualMachine {
 	out := convert.VM(vm, u)
 	if out.GetStatus() != nil && !auth.CallerOf(ctx).Has(cloud.SystemAdmin, cloud.Tenant{}) {
 		out.Status.HostPid = 0
@@ -73,7 +73,7 @@ func (r *server) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vmv1.
 		return nil, err
 	}
 	rpc.Replayed(ctx, out.Replayed)
-	return vmFor(ctx, &out.VM, nil), nil
+	return ForCaller(ctx, &out.VM, nil), nil
 }
 
 func (r *server) GetVm(ctx context.Context, in *vmv1.GetVmRequest) (*vmv1.VirtualMachine, error) {
@@ -101,9 +101,9 @@ func (r *server) ListVms(ctx context.Context, in *vmv1.ListVmsRequest) (*vmv1.Li
 	out := &vmv1.ListVmsResponse{NextPageToken: next}
 	for _, vm := range list {
 		if u, ok := usage[vm.ID]; ok {
-			out.Vms = append(out.Vms, vmFor(ctx, vm, &u))
+			out.Vms = append(out.Vms, ForCaller(ctx, vm, &u))
 		} else {
-			out.Vms = append(out.Vms, vmFor(ctx, vm, nil))
+			out.Vms = append(out.Vms, ForCaller(ctx, vm, nil))
 		}
 	}
 	return out, nil
@@ -224,5 +224,5 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 	if err != nil {
 		return nil, err
 	}
-	return vmFor(ctx, &vm, nil), nil
+	return ForCaller(ctx, &vm, nil), nil
 }

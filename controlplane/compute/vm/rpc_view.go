@@ -58,7 +58,7 @@ func (r *viewServer) WatchAllVms(in *operatorv1.WatchAllVmsRequest, stream grpc.
 func listChange(ctx context.Context, c ListChange) *operatorv1.VmListChange {
 	out := &operatorv1.VmListChange{Type: operatorv1.VmListChangeType(c.Type), VmId: string(c.ID), Timestamp: c.At}
 	if c.VM != nil {
-		out.Vm = vmFor(ctx, c.VM, nil)
+		out.Vm = ForCaller(ctx, c.VM, nil)
 	}
 	return out
 }

@@ -48,7 +48,12 @@ func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c C
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
 	}
-	return updateCommand.Call(ctx, s.opts.Commands, updateRequest{t, id, c})
+	vm, err := updateCommand.Call(ctx, s.opts.Commands, updateRequest{t, id, c})
+	if err == nil && !hasSizes(&vm, c.DiskSizes) {
+		// A leader of an earlier version ignores DiskSizes.
+		err = fault.New(fault.FailedPrecondition, "the sizes of the disks were not changed: the leader of the cluster has an earlier version")
+	}
+	return vm, err
 }
 
 var updateCommand = leader.NewCommand("vm.update", leader.Repeatable, (*Service).updateOnLeader)

@@ -194,7 +194,7 @@ func UpdateSnapshot(tx *store.Tx, t cloud.Tenant, id cloud.SnapshotID, name stri
 		s.Name = name
 	}
 	s.Labels = cloud.Merge(s.Labels, labels)
-	if err := cloud.CheckSnapshot(s.Name, s.Labels); err != nil {
+	if err := cloud.CheckSnapshotChange(s.Name, labels, before.Labels, s.Labels); err != nil {
 		return nil, err
 	}
 	if s.Name != before.Name || !maps.Equal(s.Labels, before.Labels) {

@@ -15,8 +15,11 @@ const maxTarget = 256
 // of these messages in its text.
 var policy = []string{"binding", "quota", "identity"}
 
-// target describes a request for the audit: its IDs and names, and the roles and settings that it assigns. It omits all
-// other fields, because they may contain secrets.
+// credentialFields lists the names of request fields that change a credential. Their values are no secrets.
+var credentialFields = []string{"new_secret", "expires_at"}
+
+// target describes a request for the audit: its IDs and names, the roles and settings that it assigns, and the fields of
+// credentialFields. It omits all other fields, because they may contain secrets.
 func target(req any) string {
 	m, ok := req.(proto.Message)
 	if !ok {
@@ -37,6 +40,8 @@ func target(req any) string {
 				parts = append(parts, "role="+v.List().Get(i).String())
 			}
 		case f.Kind() == protoreflect.StringKind && !f.IsList() && !f.IsMap() && names(name) && v.String() != "":
+			parts = append(parts, name+"="+v.String())
+		case slices.Contains(credentialFields, name) && (f.Kind() == protoreflect.BoolKind || f.Kind() == protoreflect.Int64Kind):
 			parts = append(parts, name+"="+v.String())
 		case f.Kind() == protoreflect.Uint64Kind && !f.IsList() && names(name): // the ID of a member
 			parts = append(parts, name+"="+v.String())

@@ -26,6 +26,7 @@ func TestTarget(t *testing.T) {
 		{&identityv1.BindRoleRequest{UserId: "ada", Binding: &identityv1.Binding{Role: "org:admin", OrgId: "acme"}}, "binding.org_id=acme binding.role=org:admin user_id=ada"},
 		{&identityv1.SetQuotaRequest{ProjectId: "web", Quota: &identityv1.Quota{Vms: proto.Uint64(0)}}, "project_id=web quota.vms=0"},
 		{&identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:viewer"}}, "name=ci role=project:viewer"},
+		{&identityv1.UpdateServiceAccountRequest{Id: "ci", NewSecret: true, ExpiresAt: proto.Int64(0)}, "expires_at=0 id=ci new_secret=true"},
 		{&guestv1.SetGuestPasswordRequest{VmId: "c", Username: "root", Password: "secret"}, "username=root vm_id=c"},
 		{&guestv1.RunGuestCommandRequest{VmId: "c", Command: []string{"login", "secret"}, Stdin: []byte("secret")}, "vm_id=c"},
 		{&vmv1.GetVmRequest{OrgId: "a", ProjectId: "b", VmId: "c"}, "org_id=a project_id=b vm_id=c"},
