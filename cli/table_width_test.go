@@ -258,6 +258,7 @@ var notTables = []string{
 // in widthArgs, against a cloud whose names have 16 characters. No line may be longer than 80 characters, except the
 // "Name: value" lines of `show` and the output of -o wide.
 func TestTablesFitInto80Columns(t *testing.T) {
+	t.Chdir(t.TempDir()) // some commands write files into the working directory
 	dial := fullCloud(t)
 	run := map[string]bool{}
 	check := func(name string, args []string) {

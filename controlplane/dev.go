@@ -22,7 +22,7 @@ func devCommand() *cobra.Command {
 		Use: "dev [FLAG...]", Short: "Run a whole small cloud for a first look, until Ctrl-C",
 		Long: `Run a small cloud on this machine until it is interrupted: one member of the control plane with all APIs on
 127.0.0.1, a user, and, as root with QEMU, a host for VMs. It needs no configuration, and prints the logins and commands
-to try. All files are in a temporary directory, which is removed at the end.
+to try. All files are in a temporary directory, which is removed at the end, unless --dir gives another directory.
 
 The command runs the program trivet-dev, which is beside this one, with the same flags: see trivet-dev --help. The flag
 --dev of a member is something else: it lets every caller act in the project default.`,

@@ -101,7 +101,7 @@ role system:admin. A time is a duration before now, such as 90m, 24h or 7d, or a
 continue a list with --page-token, give --since and --until as times: a duration before now is another time by then.
 
 The column TARGET is the name that the object had when it was changed, or the user and the role of a binding. Records of
-refused and failed calls have the ID of the object instead. -o wide shows what the call named completely, with the
+refused and failed calls have the ID of the object instead. -o wide shows everything that the call named, and the
 message, the request ID and the address of the caller.`,
 		Example: `  trivet audit list --since 1h
   trivet audit list --org acme --method DeleteVm --since 30d -o json

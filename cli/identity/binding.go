@@ -161,8 +161,8 @@ func (f *bindingFlags) grant(ctx context.Context, s *session.Session, client ide
 func showBindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	var f bindingFlags
 	c := f.command(s, users, "show", "Show whether a user or a group has a role", `
-The command fails with exit code 3 if the user or the group does not have the role. A role that a user has by a group is
-one of the group: "trivet user show" lists the groups of a user.`)
+The command fails with exit code 3 if the user or the group does not have the role. A role that was given
+to a group of the user does not count: "trivet user show" lists the groups of a user, and --group asks for one.`)
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
 		wanted, err := f.grant(ctx, s, client)

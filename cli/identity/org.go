@@ -69,8 +69,8 @@ the org is deleted. A new org can have 100 projects and has no other limits: set
 
 func showOrgCommand(s *session.Session) *cobra.Command {
 	c := orgArgCommand(s, "show ORG", "Show an org with its usage and quota")
-	c.Long = `Show an org. Those who may read its quota (org:admin, billing:admin and system:admin) also see the number of its
-projects and, of its other resources, those that are used or limited. "trivet quota show --org ORG" shows all of them.`
+	c.Long = `Show an org. Callers who may read its quota (org:admin, billing:admin and system:admin) also see the number of its
+projects, and its other resources that are used or limited. "trivet quota show --org ORG" shows all of them.`
 	session.Many(c)
 	c.RunE = s.ShowEach(callTimeout, func(ctx context.Context, conn *dial.Conn, id string) error {
 		client := identityv1.NewIdentityServiceClient(conn)

@@ -172,15 +172,16 @@ func updateServiceAccountCommand(s *session.Session) *cobra.Command {
 	var ttl time.Duration
 	var never, fresh bool
 	var file string
-	c := serviceAccountArgCommand(s, "update NAME|ID", "Change the roles, the end or the secret of a service account")
-	c.Long = `Change the roles, the end or the secret of a service account. --role replaces all roles of the account; tokens in use
-have the new ones at once. --new-secret replaces the secret and ends the tokens that were issued with the old one. The
-new secret is printed, or written to a new file that only you can read; it cannot be shown again. The name cannot be
+	c := serviceAccountArgCommand(s, "update NAME|ID", "Change the roles, the expiry or the secret of a service account")
+	c.Long = `Change the roles, the expiry or the secret of a service account. --role replaces all roles of the account; its
+tokens have the new roles within a second. --new-secret replaces the secret and ends the tokens that were issued with the
+old one.
+A new secret is printed, or written to a new file that only you can read; it cannot be shown again. The name cannot be
 changed, because it is part of the name that the account logs in with.`
 	c.Example = `  trivet service-account update ci --role project:viewer --ttl 720h
   trivet service-account update ci --new-secret --secret-file ci.secret`
 	c.Flags().StringArrayVar(&roles, "role", nil, "a role in the project that replaces the present ones, repeatable: "+strings.Join(projectRoleNames(), ", "))
-	c.Flags().DurationVar(&ttl, "ttl", 0, "time from now until the account ends")
+	c.Flags().DurationVar(&ttl, "ttl", 0, "time from now until the account expires")
 	c.Flags().BoolVar(&never, "no-expiry", false, "the account does not end until it is deleted")
 	c.Flags().BoolVar(&fresh, "new-secret", false, "replace the secret, and end the tokens that were issued with the old one")
 	c.Flags().StringVar(&file, "secret-file", "", "write the new secret to this new file, mode 0600, instead of standard output")

@@ -145,7 +145,7 @@ upload another image.`,
 	c.Flags().StringVar(&name, "name", "", "new name")
 	c.Flags().StringVar(&visibility, "visibility", "", "private, or public: usable by all orgs, which only an operator may choose")
 	c.Flags().StringArrayVar(&metadata, "metadata", nil, "KEY=VALUE, or KEY= to remove the pair, repeatable")
-	c.Flags().StringSliceVar(&sharedWith, "shared-with", nil, "share it with these orgs instead of those so far: ORG,...")
+	c.Flags().StringSliceVar(&sharedWith, "shared-with", nil, "share it only with these orgs, which replace the present list: ORG,...")
 	_ = c.RegisterFlagCompletionFunc("visibility", cobra.FixedCompletions([]string{"private", "public"}, cobra.ShellCompDirectiveNoFileComp)) // its only error is for an unknown flag
 	session.RequireOne(c, "name", "visibility", "metadata", "shared-with")
 	session.Exclusive(c, "visibility", "shared-with")

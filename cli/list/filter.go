@@ -128,7 +128,7 @@ func pairs(m protoreflect.Map) map[string]string {
 
 // addColumns adds the columns of a table to fields, for those who write filters by the table: each column whose name is not
 // that of a field. In a filter, the name is in lower case, with underscores for other characters than letters and digits.
-// A column with an age compares the time since which it counts.
+// A column with an age is compared as the time at which the age began, such as the time of creation.
 func addColumns[T any](fields map[string]field, columns []Column[T]) {
 	for _, c := range columns {
 		name := filterName(c.Name)

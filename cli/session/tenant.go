@@ -40,7 +40,7 @@ func CheckTenant(ctx context.Context, conn *dial.Conn, org, project string) erro
 // inTenant calls body. If the control plane requires an org or a project that the command does not name, it calls body
 // again for the tenant that the command must mean: the project of the object, if body has called LookUpByID, or else the
 // only org and the only project that the caller can mean. It returns the error of the first call if there are several.
-// Nothing has been done before an error that requires a tenant.
+// It is safe to call body again: a call that fails because it names no tenant has changed nothing.
 func (s *Session) inTenant(ctx context.Context, body func() error) error {
 	s.found.org, s.found.project, s.lookUp = "", "", nil
 	err := body()

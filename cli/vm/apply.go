@@ -281,9 +281,9 @@ func (x *comparison) fixedImage(ctx context.Context, what, present, file string)
 	return apply.Fixed(what, image.NameOf(ctx, x.s, x.conn)(present), file)
 }
 
-// findImage returns the ID of the image that a file names. If there is no such image, and the one with the ID present,
-// which the VM has, does not exist any more either, findImage returns present: the VM does not need its image any more,
-// and the file need not be changed when the image is deleted.
+// findImage returns the ID of the image that a file names. The parameter present is the ID of the VM's image. If
+// neither the named image nor the image present exists, findImage returns present, so that the file stays valid when
+// the image is deleted: an existing VM does not need its image.
 func (x *comparison) findImage(ctx context.Context, present, file string) (string, error) {
 	id, err := image.Find(ctx, x.s, x.conn, file)
 	var problem *session.Problem

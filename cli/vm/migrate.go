@@ -27,8 +27,9 @@ func migrateCommand(s *session.Session) *cobra.Command {
 	var wait session.Waiting
 	var limit time.Duration
 	c := vmsCommand(s, "migrate VM...", "Move running VMs to another host")
-	c.Long = `Move running VMs to another host. The disks of a VM are copied while the guest runs. The guest is paused while its
-memory is sent, and then continues on the other host.
+	c.Long = `Move running VMs to another host. The disks of a VM are copied while the guest runs. The guest is paused for
+the last part of its memory (under TCG and with QEMU 9 or later: for all of it), and then continues on the other
+host.
 
 Without --to the control plane chooses the host. With --wait the command shows the progress, and returns when the
 migration has ended. If the migration fails or does not finish in time, the VM goes

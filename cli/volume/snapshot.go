@@ -298,7 +298,7 @@ func updateSnapshotCommand(s *session.Session) *cobra.Command {
 	var labels []string
 	c := snapshotArgCommand(s, "update SNAPSHOT", "Change the name and the labels of a snapshot")
 	c.Long = `Change the name and the labels of a snapshot. Labels that are not given stay. An empty value removes a label. The
-schedule of a volume deletes the snapshots that it has created, also those with another name.`
+schedule of a volume deletes the snapshots that it has created, even if they were renamed.`
 	c.Example = "  trivet snapshot update before-upgrade --name release-1 --label keep=yes --label old="
 	c.Flags().StringVar(&name, "name", "", "new name")
 	c.Flags().StringArrayVar(&labels, "label", nil, "KEY=VALUE, or KEY= to remove the label, repeatable")

@@ -41,7 +41,7 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 		{"kv-port", &c.Ports.KV, "the REST API of the key-value store and of the cluster's members"},
 		{"identity-port", &c.Ports.Identity, "the REST API of users, tokens, orgs and projects"},
 		{"vm-port", &c.Ports.VM, "the REST API of VMs, images, volumes and hosts"},
-		{"grpc-port", &c.Ports.GRPC, "all gRPC APIs, among them that of trivet and etcd's"},
+		{"grpc-port", &c.Ports.GRPC, "all gRPC APIs, including those that trivet and clients of etcd use"},
 		{"credit-port", &c.Ports.Credit, "the REST API of wallets"},
 		{"credit-grpc-port", &c.Ports.CreditGRPC, "the gRPC API of wallets alone"},
 		{"network-port", &c.Ports.Network, "the REST API of networks"},

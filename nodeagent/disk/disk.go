@@ -146,9 +146,9 @@ func matches(dir string, want Disk) error {
 	case err != nil:
 		return err
 	case size > want.Size:
-		return fmt.Errorf("%w: it exists with %d bytes, more than %d", ErrRefused, size, want.Size)
+		return fmt.Errorf("%w: the disk has %d bytes already, more than %d", ErrRefused, size, want.Size)
 	case (have.Image == nil) != (want.Image == nil) || have.Image != nil && *have.Image != *want.Image:
-		return fmt.Errorf("%w: it exists over another image", ErrRefused)
+		return fmt.Errorf("%w: the disk exists with another image", ErrRefused)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func matches(dir string, want Disk) error {
 // disk's file. Compare the result only with the desired size.
 func Size(dir, id string) (uint64, error) {
 	if !validID.MatchString(id) {
-		return 0, fmt.Errorf("size of disk %q: its id is not one", id)
+		return 0, fmt.Errorf("size of disk %q: invalid disk id", id)
 	}
 	size, err := virtualSize(dir, id)
 	if err != nil {
@@ -180,7 +180,7 @@ func virtualSize(dir, id string) (uint64, error) {
 	}
 	size, ok := qcow2.VirtualSize(first[:n])
 	if !ok {
-		return 0, fmt.Errorf("%w: a file that is no QCOW2 is in its place", ErrRefused)
+		return 0, fmt.Errorf("%w: the disk's file is not a QCOW2 file", ErrRefused)
 	}
 	return size, nil
 }

@@ -177,7 +177,7 @@ func TestBuildRefuses(t *testing.T) {
 		{"smaller than a raw image", Disk{ID: "a", Size: 4096, Image: &raw}, "do not fit"},
 		{"image with a backing file", Disk{ID: "a", Size: gib, Image: &spy}, "backing file"},
 		{"invalid image", Disk{ID: "a", Size: gib, Image: &invalid}, "refused"},
-		{"smaller than before", Disk{ID: "blank", Size: gib / 2}, "exists with 1073741824 bytes, more than 536870912"},
+		{"smaller than before", Disk{ID: "blank", Size: gib / 2}, "has 1073741824 bytes already, more than 536870912"},
 		{"image instead of a blank disk", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
 		{"no image for a disk that was built with one", Disk{ID: "old", Size: gib}, "another image"},
 		{"disk without a description", Disk{ID: "lost", Size: gib}, "without a description"},

@@ -269,7 +269,7 @@ func cancelReason(want *agentv1.AssignedVm, o Observation, atSwitchover bool) st
 	case t.Failure != "":
 		return t.Failure
 	case atSwitchover && !t.Tunnel:
-		// The rest of the state could not be sent. With several connections, QEMU 7.2 may hang if it sends it nevertheless.
+		// QEMU cannot send the rest without the tunnel. With several connections, QEMU 7.2 may hang if it tries.
 		return "the tunnel process of the source has ended"
 	case t.StalledFor >= stallTimeout && !atSwitchover:
 		return "the transfer made no progress for 30 seconds"

@@ -13,12 +13,12 @@ import (
 )
 
 // MemoryChannels is the number of connections over which QEMU sends most of the memory, besides the main one (QEMU's
-// multifd). One TLS connection of a tunnel needs one CPU on each host. Four use what most hosts can spare, and more take
-// time from the guests' CPUs.
+// multifd). One TLS connection of a tunnel needs one CPU on each host. Four connections need four CPUs, which most
+// hosts can spare. More connections would take CPU time from the guests.
 const MemoryChannels = 4
 
-// ChannelRate is the smallest limit of the rate, in bytes per second, with which QEMU keeps to the limit when it sends
-// the memory over several connections. QEMU 7.2 then sends up to 512 KiB too much in each interval of 100 ms.
+// ChannelRate is the smallest rate limit, in bytes per second, at which the memory is sent over several connections.
+// QEMU 7.2 then exceeds its limit by up to 512 KiB in each interval of 100 ms, which is too much for a smaller limit.
 const ChannelRate = 64 << 20
 
 // socketsDir is the path at which QEMU sees the directory Home.Sockets.

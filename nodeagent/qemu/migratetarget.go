@@ -25,9 +25,10 @@ const exportPrefix = "migrate-"
 
 // PrepareIncoming makes a QEMU of LaunchIncoming ready to receive a guest. The file disks is a listening socket, at
 // which QEMU serves each of Spec.Copies by NBD under its name. If channels is 0, the file memory is a connected socket,
-// from which QEMU reads the memory and the state of the devices. Otherwise it is a listening socket, at which QEMU accepts
-// the main connection and then that many others. QEMU ends if the main connection is closed before the state is complete.
-// It may hang if another one is closed. PrepareIncoming can succeed only once for a process.
+// from which QEMU reads the memory and the state of the devices. Otherwise memory is a listening socket, at which QEMU
+// accepts the main connection and then as many others as channels. QEMU ends if the main connection is closed before
+// the state is complete. QEMU may hang if another connection is closed.
+// PrepareIncoming can succeed only once for a process.
 func (p *Process) PrepareIncoming(ctx context.Context, disks, memory *os.File, channels int) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {

@@ -19,9 +19,9 @@ var volumeMetadata = []string{MaxBytesPerSecond, MaxIOPS, SnapshotEvery, Snapsho
 var imageMetadata = []string{SharedWith, SourceSHA256, SourceSHA512}
 
 // UnknownKey returns the first key of pairs, in alphabetical order, that begins with ReservedPrefix and is not in known,
-// or "". A key with a typing error would otherwise have no effect, which the caller would not notice. Keys in present,
-// the pairs that the object has already, for example from another version, can be changed, and keys with an empty value,
-// which removes them, are accepted.
+// or "". Callers refuse such a key, because a misspelt key would have no effect, and nobody would notice. UnknownKey
+// accepts keys with an empty value, which removes the key. UnknownKey also accepts the keys of present, the pairs that
+// the object already has, because another version may have known them.
 func UnknownKey(pairs, present map[string]string, known []string) string {
 	for _, key := range slices.Sorted(maps.Keys(pairs)) {
 		if !strings.HasPrefix(key, ReservedPrefix) || pairs[key] == "" || slices.Contains(known, key) {
@@ -55,7 +55,7 @@ func checkReserved(field string, pairs, present map[string]string, known []strin
 	case key == "":
 		return nil
 	case len(known) == 0:
-		return fault.Invalid(field, "%s is unknown: keys that begin with %s are reserved, and there is none for these %s", key, ReservedPrefix, field)
+		return fault.Invalid(field, "%s is unknown: keys that begin with %s are reserved, and no such key is for %s", key, ReservedPrefix, field)
 	}
 	return fault.Invalid(field, "%s is unknown: the keys that begin with %s are %s", key, ReservedPrefix, strings.Join(known, ", "))
 }

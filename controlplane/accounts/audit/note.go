@@ -36,7 +36,7 @@ type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Log      *slog.Logger
-	// Audited is the counter of the same name of the options of Store, for the metrics.
+	// Audited is the counter in store.Options.Audited of Store. The metrics read it.
 	Audited *atomic.Uint64
 }
 

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// making lists the beginnings of the names of methods that create an object. If their requests have a name, it is that of
-// the new object; the IDs are those of other objects, such as the volume of a snapshot.
+// making lists the prefixes of the names of methods that create an object. If the request of such a method has a name,
+// the name is that of the new object, and the IDs are those of other objects, such as the volume of a snapshot.
 var making = []string{"Create", "Import", "Register", "Upload", "Begin"}
 
 // objectName returns the name of the object that a call changes. It returns "" if the request names the object, or if

@@ -163,8 +163,8 @@ func byPath[T any](v *store.View, t store.Table[T]) (map[string]T, error) {
 	return out, err
 }
 
-// appendQuotas appends to out the series of one owner of a quota, for the resources that the quota stored limits or of
-// which used is not 0. The limits are those of the quota effective, which is stored with the defaults.
+// appendQuotas appends to out the series of owner, an org or a project. A resource has a series if owner uses some of
+// it, or if stored, the quota record, limits it. The limits come from effective: stored, with defaults where unset.
 func appendQuotas(out []quotaSeries, owner quotaSeries, stored, effective Quota, used Amount) []quotaSeries {
 	out = slices.Grow(out, len(dimensions))
 	for _, d := range dimensions {

@@ -172,9 +172,9 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.No
 }
 
 // checkName returns AlreadyExists if a connected host has the name of a new host. Commands and node selectors choose
-// hosts by their names, which are in the configuration of the agents, so that a name which was copied with the
-// configuration of another host is refused. A host that is not connected does not refuse its name: a new machine that
-// replaces a lost one usually has the name of that one, whose record stays until an operator evicts the host.
+// hosts by their names. Without the check, a configuration that was copied from another host would make the name
+// ambiguous. The name of a host that is not connected is accepted: a new machine that replaces a lost host usually has
+// its name, and the record of the lost host stays until an operator evicts it.
 func (s *Service) checkName(tx *store.Tx, name string) error {
 	all, _, err := Nodes.List(tx.Unguarded(), 0)
 	if err != nil {

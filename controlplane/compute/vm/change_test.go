@@ -234,7 +234,7 @@ func TestUpdateTable(t *testing.T) {
 		{"another org's initrd", off, Change{Boot: &cloud.Boot{Kernel: kernel, Initrd: private}}, fault.NotFound, string(private), nil},
 		{"a kernel that needs more memory", off, Change{Boot: &cloud.Boot{Kernel: needy}}, fault.InvalidArgument, "2048 MiB", nil},
 		{"a TPM that the host does not have", off, Change{Security: &cloud.Security{TPM: true}}, fault.ResourceExhausted, "does not serve tpm", nil},
-		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "changes only the sizes", nil},
+		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "can only make disks larger", nil},
 		{"a smaller disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 4}}}, fault.InvalidArgument, "spec.disks[a].size_gib", nil},
 		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"another anti-affinity group", anywhere, Change{Labels: map[string]string{cloud.AntiAffinityLabel: "db"}}, fault.InvalidArgument, "fixed when", nil},

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// larger returns the disks have with the sizes of requested, the list of disks of an UpdateVm. It returns
-// InvalidArgument if the lists differ in anything else, or if a disk would get smaller.
+// larger returns a copy of have, the disks of a VM, with the sizes of requested, the disks in an UpdateVm request. It
+// returns InvalidArgument if the lists differ in anything but sizes, or if a disk would get smaller.
 func larger(have, requested []cloud.Disk) ([]cloud.Disk, error) {
 	out, same := slices.Clone(have), slices.Clone(requested)
 	if len(out) == len(same) {
@@ -27,7 +27,7 @@ func larger(have, requested []cloud.Disk) ([]cloud.Disk, error) {
 		}
 	}
 	if !reflect.DeepEqual(same, visibleDisks(have)) {
-		return nil, fault.Invalid("spec.disks", "UpdateVm changes only the sizes of disks that are not volumes: use AttachDisk and DetachDisk")
+		return nil, fault.Invalid("spec.disks", "UpdateVm can only make disks larger that are not volumes: use AttachDisk and DetachDisk for other changes")
 	}
 	return out, nil
 }

@@ -74,13 +74,13 @@ func TestGrowDiskRefused(t *testing.T) {
 		"smaller": {growsDisks, func(d []cloud.Disk) Change { d[0].SizeGiB = 4; return Change{Disks: d} },
 			fault.InvalidArgument, "cannot be made smaller"},
 		"another bus": {growsDisks, func(d []cloud.Disk) Change { d[0].SizeGiB, d[0].Bus = 6, cloud.BusSCSI; return Change{Disks: d} },
-			fault.InvalidArgument, "changes only the sizes"},
+			fault.InvalidArgument, "can only make disks larger"},
 		"another disk": {growsDisks, func(d []cloud.Disk) Change { d[0].ID = "other"; return Change{Disks: d} },
-			fault.InvalidArgument, "changes only the sizes"},
+			fault.InvalidArgument, "can only make disks larger"},
 		"no disk": {growsDisks, func(d []cloud.Disk) Change {
 			return Change{Disks: append(d, cloud.Disk{ID: "more", SizeGiB: 1, Blank: true})}
 		},
-			fault.InvalidArgument, "changes only the sizes"},
+			fault.InvalidArgument, "can only make disks larger"},
 		"unknown ID": {growsDisks, func([]cloud.Disk) Change { return Change{DiskSizes: map[string]uint64{"nosuch": 6}} },
 			fault.InvalidArgument, "has no disk nosuch"},
 		"size above the limit": {growsDisks, func([]cloud.Disk) Change { return Change{DiskSizes: map[string]uint64{"a": cloud.MaxDiskGiB + 1}} },

@@ -184,8 +184,8 @@ func checkPairs(vm *cloud.VM) error {
 }
 
 // changeSpec changes the spec of a VM to spec. vm.Metadata must already have the new metadata. The parameter before is
-// the VM before the change. If the VM is not STOPPED, only processors and memory can change, at the VM's next start, and
-// the sizes of disks, at once.
+// the VM before the change. If the VM is not STOPPED, only processors, memory and the sizes of disks can change:
+// processors and memory at the VM's next start, and the sizes in the spec at once (see grow).
 // The VM stays on its host, because the host has its disks. changeSpec returns ResourceExhausted if the new spec does
 // not fit on that host.
 func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before *cloud.VM) error {

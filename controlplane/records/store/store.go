@@ -51,7 +51,7 @@ type Options struct {
 	// Stamp is called with each update that writes, before the update is proposed. It may add records to the update,
 	// such as one about the caller. Optional.
 	Stamp func(context.Context, *Tx)
-	// Audited is increased by the calls of Tx.CountAudited of each update that commits. Optional.
+	// Audited is the total number of calls of Tx.CountAudited in updates that this member has committed. Optional.
 	Audited *atomic.Uint64
 	// Spend is called with the size of an update in bytes before the update is proposed. If it returns an error, the
 	// update fails with that error and changes nothing. A retry after a conflict calls it again, because each attempt

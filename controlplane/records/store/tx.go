@@ -138,8 +138,8 @@ type Tx struct {
 	audited uint64
 }
 
-// CountAudited counts an audit record of a successful call, which the transaction contains. Options.Audited counts it if
-// the transaction commits.
+// CountAudited reports that the transaction writes an audit record of a successful call. If the transaction commits,
+// Update adds the number of these calls to Options.Audited.
 func (tx *Tx) CountAudited() { tx.audited++ }
 
 // Now returns the time of the transaction, in Unix milliseconds. It is the same on all members.

@@ -3883,8 +3883,8 @@ type MigrationObservation struct {
 	// How long the guest had been paused when the source became ready for the switchover, in milliseconds. Set from
 	// MIGRATION_STATE_AT_SWITCHOVER on.
 	DowntimeMs uint32 `protobuf:"varint,8,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
-	// Of the source, with machine: the number of connections, besides the main one, over which its QEMU can send the
-	// memory. 0: it can use only the main connection.
+	// Set by the source in the report that has machine: the number of connections, besides the main one, over which the
+	// source's QEMU can send the memory. 0: QEMU can use only the main connection.
 	MemoryChannels uint32 `protobuf:"varint,9,opt,name=memory_channels,json=memoryChannels,proto3" json:"memory_channels,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

@@ -3444,9 +3444,9 @@ type UpdateServiceAccountRequest struct {
 	OrgId     string                 `protobuf:"bytes,1,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
 	ProjectId string                 `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	Id        string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	// As in CreateServiceAccountRequest: all roles that the account has then. Empty: the roles stay.
+	// All roles of the account after the change, as in CreateServiceAccountRequest. Empty: the roles stay.
 	Roles []string `protobuf:"bytes,4,rep,name=roles,proto3" json:"roles,omitempty"`
-	// Absent: the end stays. 0: never.
+	// Unix milliseconds; 0: the account never expires. Absent: the expiry stays.
 	ExpiresAt *int64 `protobuf:"varint,5,opt,name=expires_at,json=expiresAt,proto3,oneof" json:"expires_at,omitempty"`
 	// Replaces the secret with a new one, which the response has.
 	NewSecret     bool `protobuf:"varint,6,opt,name=new_secret,json=newSecret,proto3" json:"new_secret,omitempty"`

@@ -240,11 +240,11 @@ type IdentityServiceClient interface {
 	ListServiceAccounts(ctx context.Context, in *ListServiceAccountsRequest, opts ...grpc.CallOption) (*ListServiceAccountsResponse, error)
 	// GetServiceAccount returns a service account of a project, without its secret. org:admin, project:admin. NOT_FOUND.
 	GetServiceAccount(ctx context.Context, in *GetServiceAccountRequest, opts ...grpc.CallOption) (*ServiceAccount, error)
-	// UpdateServiceAccount changes the roles and the end of a service account, and gives it a new secret, in one
+	// UpdateServiceAccount changes the roles, the expiry and the secret of a service account in one
 	// transaction. The name cannot be changed, because it is part of the username. Tokens of the account have the new
-	// roles within a second. A new secret ends the tokens that were issued with the old one; no other call shows it: if
-	// the response is lost, call again. org:admin, project:admin; not service accounts. Repeats change nothing, except
-	// with new_secret. NOT_FOUND. INVALID_ARGUMENT: roles or expires_at.
+	// roles within a second. A new secret ends the tokens that were issued with the old one. Only this response
+	// contains the new secret: if the response is lost, call again with new_secret. org:admin, project:admin; not
+	// service accounts. Repeats change nothing, except with new_secret. NOT_FOUND. INVALID_ARGUMENT: roles or expires_at.
 	UpdateServiceAccount(ctx context.Context, in *UpdateServiceAccountRequest, opts ...grpc.CallOption) (*UpdateServiceAccountResponse, error)
 	// DeleteServiceAccount removes a service account; its secret and tokens end. A repeat without an idempotency key is
 	// NOT_FOUND.
@@ -1003,11 +1003,11 @@ type IdentityServiceServer interface {
 	ListServiceAccounts(context.Context, *ListServiceAccountsRequest) (*ListServiceAccountsResponse, error)
 	// GetServiceAccount returns a service account of a project, without its secret. org:admin, project:admin. NOT_FOUND.
 	GetServiceAccount(context.Context, *GetServiceAccountRequest) (*ServiceAccount, error)
-	// UpdateServiceAccount changes the roles and the end of a service account, and gives it a new secret, in one
+	// UpdateServiceAccount changes the roles, the expiry and the secret of a service account in one
 	// transaction. The name cannot be changed, because it is part of the username. Tokens of the account have the new
-	// roles within a second. A new secret ends the tokens that were issued with the old one; no other call shows it: if
-	// the response is lost, call again. org:admin, project:admin; not service accounts. Repeats change nothing, except
-	// with new_secret. NOT_FOUND. INVALID_ARGUMENT: roles or expires_at.
+	// roles within a second. A new secret ends the tokens that were issued with the old one. Only this response
+	// contains the new secret: if the response is lost, call again with new_secret. org:admin, project:admin; not
+	// service accounts. Repeats change nothing, except with new_secret. NOT_FOUND. INVALID_ARGUMENT: roles or expires_at.
 	UpdateServiceAccount(context.Context, *UpdateServiceAccountRequest) (*UpdateServiceAccountResponse, error)
 	// DeleteServiceAccount removes a service account; its secret and tokens end. A repeat without an idempotency key is
 	// NOT_FOUND.

@@ -85,8 +85,8 @@ type User struct {
 	Since cloud.Time
 }
 
-// IDAndName returns the ID and the name of a service account, for the audit. The ID of a user is chosen by people, and is
-// the name there.
+// IDAndName implements store.Object, for audit records. For a service account, it returns the ID and the name. For a
+// user, it returns the ID twice, because a user's ID is readable text such as "ada".
 func (u *User) IDAndName() (id, name string) {
 	if u.Account == nil {
 		return string(u.ID), string(u.ID)
