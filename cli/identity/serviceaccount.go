@@ -93,28 +93,12 @@ password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 		}
 		req.OrgId, req.ProjectId = s.Tenant()
 		req.Name = args[0]
-		if file == "" {
-			made, err := identityv1.NewIdentityServiceClient(conn).CreateServiceAccount(ctx, req)
-			if err != nil {
-				return err
-			}
-			s.Note("the secret cannot be shown again")
-			return printServiceAccount(s, made)
+		lost := func(a *identityv1.ServiceAccount) string {
+			return a.GetId() + " was created, but its secret is lost: delete the account"
 		}
-		out, err := account.NewSecretFile(file)
-		if err != nil {
-			return fmt.Errorf("--secret-file: %w", err)
-		}
-		made, err := identityv1.NewIdentityServiceClient(conn).CreateServiceAccount(ctx, req)
-		if err != nil {
-			_ = out.Remove() // the account was not created, so there is no secret to write
-			return err
-		}
-		if err := out.Write(account.Secret(made.GetSecret())); err != nil {
-			return fmt.Errorf("--secret-file: %s was created, but its secret is lost: delete the account: %w", made.GetAccount().GetId(), err)
-		}
-		made.Secret = ""
-		return printServiceAccount(s, made)
+		return withNewSecret(s, file, lost, func() (accountWithSecret, error) {
+			return identityv1.NewIdentityServiceClient(conn).CreateServiceAccount(ctx, req)
+		})
 	})
 	return c
 }
@@ -210,37 +194,49 @@ changed, because it is part of the name that the account logs in with.`
 			return err
 		}
 		req.OrgId, req.ProjectId = s.Tenant()
-		return updateServiceAccount(ctx, s, conn, req, file)
+		call := func() (accountWithSecret, error) {
+			return identityv1.NewIdentityServiceClient(conn).UpdateServiceAccount(ctx, req)
+		}
+		if fresh {
+			return withNewSecret(s, file, func(a *identityv1.ServiceAccount) string {
+				return "the secret of " + a.GetUsername() + " was replaced, but the new one is lost: replace it again"
+			}, call)
+		}
+		changed, err := call()
+		if err != nil {
+			return err
+		}
+		return printServiceAccount(s, changed)
 	})
 	return c
 }
 
-// updateServiceAccount makes the call, and prints the account. It writes the new secret to a new file, or prints it if file
-// is empty.
-func updateServiceAccount(ctx context.Context, s *session.Session, conn *dial.Conn, req *identityv1.UpdateServiceAccountRequest, file string) error {
-	var out *account.SecretFile
-	if file != "" {
-		var err error
-		if out, err = account.NewSecretFile(file); err != nil {
-			return fmt.Errorf("--secret-file: %w", err)
+// withNewSecret makes a call that returns a service account with a new secret, and prints the account. It writes the secret
+// to a new file, or prints it if file is empty. lost returns the error text if the secret cannot be written.
+func withNewSecret(s *session.Session, file string, lost func(*identityv1.ServiceAccount) string, call func() (accountWithSecret, error)) error {
+	if file == "" {
+		made, err := call()
+		if err != nil {
+			return err
 		}
+		s.Note("the secret cannot be shown again")
+		return printServiceAccount(s, made)
 	}
-	changed, err := identityv1.NewIdentityServiceClient(conn).UpdateServiceAccount(ctx, req)
-	switch {
-	case err != nil && out != nil:
+	out, err := account.NewSecretFile(file)
+	if err != nil {
+		return fmt.Errorf("--secret-file: %w", err)
+	}
+	made, err := call()
+	if err != nil {
 		_ = out.Remove() // there is no secret to write
 		return err
-	case err != nil:
-		return err
-	case out != nil:
-		if err := out.Write(account.Secret(changed.GetSecret())); err != nil {
-			return fmt.Errorf("--secret-file: the secret of %s was replaced, but the new one is lost: replace it again: %w", changed.GetAccount().GetUsername(), err)
-		}
-		changed.Secret = ""
-	case req.GetNewSecret():
-		s.Note("the secret cannot be shown again")
 	}
-	return printServiceAccount(s, changed)
+	if err := out.Write(account.Secret(made.GetSecret())); err != nil {
+		return fmt.Errorf("--secret-file: %s: %w", lost(made.GetAccount()), err)
+	}
+	m := made.ProtoReflect()
+	m.Clear(m.Descriptor().Fields().ByName("secret"))
+	return printServiceAccount(s, made)
 }
 
 // findServiceAccount returns the ID of the service account of the project with a name, an ID or a user name.

@@ -243,12 +243,8 @@ func findObject(ctx context.Context, s *session.Session, conn *dial.Conn, nameOr
 		s.LookUpByID(func() (org, project string, err error) {
 			own, everywhere := false, true
 			all, err := listedIn(s, &own, &everywhere).All(ctx, conn)
-			for _, i := range all {
-				if i.GetId() == nameOrID {
-					return i.GetOrgId(), "", nil
-				}
-			}
-			return "", "", cmp.Or(err, session.NotFound("", "no image has the ID %s", nameOrID))
+			i, err := session.WithID("image", nameOrID, all, err)
+			return i.GetOrgId(), "", err
 		})
 	}
 	return find(ctx, s, conn, nameOrID, public, prefer)

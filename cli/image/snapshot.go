@@ -1,7 +1,6 @@
 package image
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 
@@ -24,12 +23,8 @@ func FindSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, name
 				})
 				return page.GetSnapshots(), page.GetNextPageToken(), err
 			})
-			for _, one := range all {
-				if one.GetId() == nameOrID {
-					return one.GetOrgId(), one.GetProjectId(), nil
-				}
-			}
-			return "", "", cmp.Or(err, session.NotFound("", "no snapshot has the ID %s", nameOrID))
+			one, err := session.WithID("snapshot", nameOrID, all, err)
+			return one.GetOrgId(), one.GetProjectId(), err
 		})
 		return nameOrID, nil
 	}

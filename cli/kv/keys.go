@@ -168,21 +168,29 @@ func getCommand(n *kvSession) *cobra.Command {
 		if f.valueOnly && (f.countOnly || f.keysOnly || n.Form != show.Table) {
 			return session.Usagef("--print-value-only cannot be combined with --keys-only, --count-only or --output")
 		}
-		got, err := c.keys.Do(ctx, op)
-		if err != nil {
-			return err
-		}
-		r := (*pb.RangeResponse)(got.Get())
-		err = n.print(r, keysOf(r.GetKvs()), func(w io.Writer) error { return f.table(w, r) })
+		r, err := f.read(ctx, n, c, op)
 		if err == nil && f.span.one(args) && r.GetCount() == 0 && !f.countOnly {
 			return session.NotFound("`trivet kv get \"\" --prefix --keys-only` shows the existing ones", "no key %q", args[0])
-		}
-		if err == nil {
-			n.noteMore(r, f.limit)
 		}
 		return err
 	})
 	return c
+}
+
+// read makes the call op, prints the keys and values of the response, and says if --limit has left keys out.
+func (g *getFlags) read(ctx context.Context, n *kvSession, c *client, op clientv3.Op) (*pb.RangeResponse, error) {
+	got, err := c.keys.Do(ctx, op)
+	if err != nil {
+		return nil, err
+	}
+	r := (*pb.RangeResponse)(got.Get())
+	if err := n.print(r, keysOf(r.GetKvs()), func(w io.Writer) error { return g.table(w, r) }); err != nil {
+		return nil, err
+	}
+	if r.GetMore() {
+		n.Note("there are more, %d in all: --limit is %d", r.GetCount(), g.limit)
+	}
+	return r, nil
 }
 
 // listCommand returns the command `trivet kv list`, which etcdctl does not have. It has the flags of get that concern
@@ -202,25 +210,10 @@ func listCommand(n *kvSession) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		got, err := c.keys.Do(ctx, op)
-		if err != nil {
-			return err
-		}
-		r := (*pb.RangeResponse)(got.Get())
-		if err := n.print(r, keysOf(r.GetKvs()), func(w io.Writer) error { return f.table(w, r) }); err != nil {
-			return err
-		}
-		n.noteMore(r, f.limit)
-		return nil
+		_, err = f.read(ctx, n, c, op)
+		return err
 	})
 	return c
-}
-
-// noteMore says if --limit has left keys out.
-func (n *kvSession) noteMore(r *pb.RangeResponse, limit int64) {
-	if r.GetMore() {
-		n.Note("there are more, %d in all: --limit is %d", r.GetCount(), limit)
-	}
 }
 
 func (g *getFlags) table(w io.Writer, r *pb.RangeResponse) error {

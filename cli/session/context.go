@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -94,6 +95,18 @@ func (s *Session) LookUpByID(find func() (org, project string, err error)) {
 	if org, project := s.Tenant(); org == "" && project == "" {
 		s.lookUp = find
 	}
+}
+
+// WithID returns the object with an ID among all, the objects of all projects, for a function of LookUpByID. It returns
+// the error err of the call that has listed them, if it is not nil, and otherwise NOT_FOUND if no object has the ID.
+func WithID[T interface{ GetId() string }](noun, id string, all []T, err error) (one T, _ error) {
+	if err != nil {
+		return one, err
+	}
+	if i := slices.IndexFunc(all, func(o T) bool { return o.GetId() == id }); i >= 0 {
+		return all[i], nil
+	}
+	return one, NotFound("", "no %s has the ID %s", noun, id)
 }
 
 // Named returns the org and project that the flags or the environment name. It ignores the saved login. Commands that

@@ -91,12 +91,12 @@ type comparison struct {
 	// typeName is the name of the instance type whose size the VM is to have, or empty.
 	typeName string
 
-	plan   apply.Plan
-	to     change
-	disks  []newDisk
-	grown  []*vmv1.DiskSpec // disks of the VM that are volumes, with their new sizes
-	nics   []*vmv1.NetworkSpec
-	groups []portGroups
+	plan    apply.Plan
+	to      change
+	volumes []*vmv1.ResizeVolumeRequest // for disks of the VM that are volumes
+	disks   []newDisk
+	nics    []*vmv1.NetworkSpec
+	groups  []portGroups
 }
 
 // compare returns the plan for the VM.
@@ -117,8 +117,8 @@ func (x *comparison) do(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, d := range x.grown {
-		if err := x.t.resizeVolume(ctx, x.conn, d.GetSource().GetVolumeId(), d.GetSizeGib()); err != nil {
+	for _, v := range x.volumes {
+		if _, err := vmv1.NewVolumeServiceClient(x.conn).ResizeVolume(ctx, v); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ func (x *comparison) allDisks(ctx context.Context) error {
 		if d.volume != "" {
 			continue
 		}
-		have := x.diskByID(d.id)
+		have := diskOf(x.vm, d.id)
 		switch id := have.GetSource().GetVolumeId(); {
 		case have == nil:
 			err = x.missingDisk(ctx, d)
@@ -55,15 +55,6 @@ func (x *comparison) allDisks(ctx context.Context) error {
 		}
 		if err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-func (x *comparison) diskByID(id string) *vmv1.DiskSpec {
-	for _, d := range x.vm.GetSpec().GetDisks() {
-		if d.GetId() == id {
-			return d
 		}
 	}
 	return nil
@@ -154,8 +145,8 @@ func (x *comparison) disk(ctx context.Context, d disk, have *vmv1.DiskSpec) erro
 
 // grow adds a new size of a disk to the change of the VM, or of the volume that is the disk.
 func (x *comparison) grow(have *vmv1.DiskSpec, gib uint64) {
-	if have.GetSource().GetVolumeId() != "" {
-		x.grown = append(x.grown, &vmv1.DiskSpec{Source: have.GetSource(), SizeGib: gib})
+	if id := have.GetSource().GetVolumeId(); id != "" {
+		x.volumes = append(x.volumes, &vmv1.ResizeVolumeRequest{OrgId: x.t.org, ProjectId: x.t.project, VolumeId: id, SizeGib: gib})
 		return
 	}
 	if x.to.diskSizes == nil {
@@ -185,7 +176,7 @@ func (x *comparison) readVolume(ctx context.Context, id string) (*vmv1.Volume, e
 // attach attaches a disk. It creates the volume of a disk with a storage class, and deletes it if the disk cannot be
 // attached.
 func (x *comparison) attach(ctx context.Context, d newDisk) error {
-	if !d.named && x.diskByID(d.id) != nil { // the place of a volume in the file can be the ID of another disk
+	if !d.named && diskOf(x.vm, d.id) != nil { // the place of a volume in the file can be the ID of another disk
 		taken := slices.Clone(x.vm.GetSpec().GetDisks())
 		for _, other := range x.disks {
 			taken = append(taken, &vmv1.DiskSpec{Id: other.id})

@@ -54,17 +54,13 @@ func (t *target) resizeDisk(ctx context.Context, conn *dial.Conn, vm *vmv1.Virtu
 	if v := d.GetSource().GetVolumeId(); v != "" {
 		d = proto.CloneOf(d)
 		d.SizeGib = gib
-		return d, t.resizeVolume(ctx, conn, v, gib)
+		_, err := vmv1.NewVolumeServiceClient(conn).ResizeVolume(ctx, &vmv1.ResizeVolumeRequest{
+			OrgId: t.org, ProjectId: t.project, VolumeId: v, SizeGib: gib,
+		})
+		return d, err
 	}
 	out, err := (&change{diskSizes: map[string]uint64{id: gib}}).update(ctx, t)
 	return diskOf(out, id), err
-}
-
-func (t *target) resizeVolume(ctx context.Context, conn *dial.Conn, id string, gib uint64) error {
-	_, err := vmv1.NewVolumeServiceClient(conn).ResizeVolume(ctx, &vmv1.ResizeVolumeRequest{
-		OrgId: t.org, ProjectId: t.project, VolumeId: id, SizeGib: gib,
-	})
-	return err
 }
 
 // withSizes returns copies of disks with new sizes in GiB, by the ID of the disk.

@@ -312,15 +312,8 @@ func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID str
 	if session.IsID(nameOrID) {
 		s.LookUpByID(func() (org, project string, err error) {
 			all, err := listedIn(s, &scope{all: true}).All(ctx, conn)
-			if err != nil {
-				return "", "", err
-			}
-			for _, v := range all {
-				if v.GetId() == nameOrID {
-					return v.GetOrgId(), v.GetProjectId(), nil
-				}
-			}
-			return "", "", session.NotFound("", "no volume has the ID %s", nameOrID)
+			v, err := session.WithID("volume", nameOrID, all, err)
+			return v.GetOrgId(), v.GetProjectId(), err
 		})
 		return nameOrID, nil
 	}

@@ -18,8 +18,13 @@ type Load struct {
 	CPUSeconds map[string]float64
 }
 
-// CPUModes are what a CPU can spend time on: user includes guests, system includes interrupts, iowait is idle time while
-// a disk is awaited, and steal is time in which the hypervisor of a virtual host ran something else.
+// CPUModes lists the kinds of processor time, by the names that the kernel uses:
+//
+//   - user: programs, including QEMU and its guests
+//   - system: the kernel, including interrupts
+//   - iowait: idle while a program waits for a disk
+//   - steal: taken by the hypervisor, if the host is itself a virtual machine
+//   - idle: everything else
 var CPUModes = []string{"user", "system", "iowait", "steal", "idle"}
 
 // ReadLoad returns the load of this host, from /proc.

@@ -25,8 +25,9 @@ const stateSuspended = "suspended"
 
 var errSuspended = errors.New("the guest is suspended (ACPI S3): wake it up first")
 
-// SendState stops the guest and makes QEMU send its memory and the state of its devices to the target's QEMU. When all but the last part is sent, QEMU waits in the status
-// pre-switchover. The guest stays stopped until ResumeMigrated, even if SendState fails or the agent is restarted.
+// SendState stops the guest and makes QEMU send its memory and the state of its devices to the target's QEMU. When all
+// but the last part is sent, QEMU waits in the status pre-switchover. The guest stays stopped until ResumeMigrated, even
+// if SendState fails or the agent is restarted.
 //
 // Under TCG, the guest must be stopped first: QEMU does not copy the memory of a running guest correctly. SendRunning
 // sends the memory while the guest runs.

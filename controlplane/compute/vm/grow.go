@@ -11,25 +11,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// larger returns a copy of have, the disks of a VM, with the sizes of requested, the disks in an UpdateVm request. It
-// returns InvalidArgument if the lists differ in anything but sizes, or if a disk would get smaller.
-func larger(have, requested []cloud.Disk) ([]cloud.Disk, error) {
-	out, same := slices.Clone(have), slices.Clone(requested)
-	if len(out) == len(same) {
-		for i := range out {
-			d := &out[i]
-			if size := requested[i].SizeGiB; d.Volume == "" && size != 0 {
-				if size < d.SizeGiB && same[i].ID == d.ID {
-					return nil, smaller("spec.disks["+d.ID+"].size_gib", *d)
-				}
-				same[i].SizeGiB, d.SizeGiB = d.SizeGiB, size
-			}
+// sizesOf returns the sizes in GiB, by ID, that requested has for the disks have. have are the disks of a VM, and requested
+// those of an UpdateVm request. sizesOf returns InvalidArgument if the lists differ in anything but sizes.
+func sizesOf(have, requested []cloud.Disk) (map[string]uint64, error) {
+	sizes, same := map[string]uint64{}, slices.Clone(requested)
+	for i := range min(len(have), len(same)) {
+		if size := same[i].SizeGiB; have[i].Volume == "" && size != 0 {
+			sizes[have[i].ID], same[i].SizeGiB = size, have[i].SizeGiB
 		}
 	}
 	if !reflect.DeepEqual(same, visibleDisks(have)) {
 		return nil, fault.Invalid("spec.disks", "UpdateVm can only make disks larger that are not volumes: use AttachDisk and DetachDisk for other changes")
 	}
-	return out, nil
+	return sizes, nil
 }
 
 // withSizes returns the disks of a VM with new sizes in GiB, by the ID of the disk. It returns InvalidArgument if a disk
@@ -40,11 +34,11 @@ func withSizes(vm *cloud.VM, sizes map[string]uint64) ([]cloud.Disk, error) {
 		at := vm.FindDisk(id)
 		switch {
 		case at < 0:
-			return nil, fault.Invalid("disks", "VM %s has no disk %s", vm.Name, id)
+			return nil, fault.Invalid("spec.disks", "VM %s has no disk %s", vm.Name, id)
 		case out[at].Volume != "":
-			return nil, fault.Invalid("disks["+id+"]", "the disk is a volume: resize the volume")
+			return nil, fault.Invalid("spec.disks["+id+"]", "the disk is a volume: resize the volume")
 		case sizes[id] < out[at].SizeGiB:
-			return nil, smaller("disks["+id+"].size_gib", out[at])
+			return nil, fault.Invalid("spec.disks["+id+"].size_gib", "the disk has %d GiB, and disks cannot be made smaller", out[at].SizeGiB)
 		}
 		out[at].SizeGiB = sizes[id]
 	}
@@ -59,16 +53,6 @@ func hasSizes(vm *cloud.VM, sizes map[string]uint64) bool {
 		}
 	}
 	return true
-}
-
-func smaller(field string, d cloud.Disk) error {
-	return fault.Invalid(field, "the disk has %d GiB, and disks cannot be made smaller", d.SizeGiB)
-}
-
-// specWithDisks returns the spec with other disks.
-func specWithDisks(spec cloud.Spec, disks []cloud.Disk) cloud.Spec {
-	spec.Disks = disks
-	return spec
 }
 
 // grow sets the sizes of the VM's disks to those of disks, which differ from the VM's disks only in greater sizes. The

@@ -102,3 +102,12 @@ func TestGrowDiskRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestSizesUnderOlderLeader checks that a VM whose disks a leader of an earlier version did not change is noticed.
+func TestSizesUnderOlderLeader(t *testing.T) {
+	vm := &cloud.VM{Spec: cloud.Spec{Disks: []cloud.Disk{{ID: "a", SizeGiB: 5}}}}
+	require.True(t, hasSizes(vm, nil))
+	require.True(t, hasSizes(vm, map[string]uint64{"a": 5}))
+	require.False(t, hasSizes(vm, map[string]uint64{"a": 7}))
+	require.False(t, hasSizes(vm, map[string]uint64{"b": 5}))
+}

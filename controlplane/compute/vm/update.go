@@ -137,12 +137,13 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	}
 	spec.Normalize()
 	vm.ForgetInstanceType(&current, &spec, c.Metadata)
+	var err error
+	sizes := c.DiskSizes
 	if len(c.Disks) > 0 || len(c.Network) > 0 {
 		requested := cloud.Spec{Disks: c.Disks, Network: c.Network}
 		requested.Normalize()
-		var err error
 		if len(c.Disks) > 0 {
-			if spec.Disks, err = larger(vm.Spec.Disks, requested.Disks); err != nil {
+			if sizes, err = sizesOf(vm.Spec.Disks, requested.Disks); err != nil {
 				return false, err
 			}
 		}
@@ -150,9 +151,8 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 			return false, fault.Invalid("spec.network", "NICs cannot be changed by UpdateVm: use AttachNic and DetachNic")
 		}
 	}
-	if len(c.DiskSizes) > 0 {
-		var err error
-		if spec.Disks, err = withSizes(vm, c.DiskSizes); err != nil {
+	if len(sizes) > 0 {
+		if spec.Disks, err = withSizes(vm, sizes); err != nil {
 			return false, err
 		}
 	}
@@ -195,7 +195,9 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec, before
 	if err := cloud.CheckMachine(vm.Metadata, &spec); err != nil {
 		return err
 	}
-	resized := !reflect.DeepEqual(vm.NextSpec(), specWithDisks(spec, vm.Spec.Disks))
+	sameDisks := spec
+	sameDisks.Disks = vm.Spec.Disks
+	resized := !reflect.DeepEqual(vm.NextSpec(), sameDisks)
 	if err := s.grow(tx, vm, spec.Disks); err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func newMessages(s *store.Store) *messages {
 	return store.NewShared(s, VMs, maxEventCacheBytes, func(c store.Change[cloud.VM]) (*rpc.Encoded, int, error) {
 		e := event(c, s.Now())
 		vm := convert.VM(e.VM, nil)
-		vm.Status.HostPid = 0 // the encoded event is for all watchers, and only operators get the process ID: see vmFor
+		vm.Status.HostPid = 0 // the encoded event is for all watchers, and only operators get the process ID: see ForCaller
 		m, err := rpc.Encode(&vmv1.VmEvent{
 			VmId: string(e.VM.ID), EventType: vmv1.VmEventType(e.Type), Vm: vm, Timestamp: e.At,
 		})

@@ -150,8 +150,7 @@ log_to_stderr = false
 osd_pool_default_size = 1
 osd_pool_default_min_size = 1
 osd_pool_default_pg_autoscale_mode = off
-# A placement group without replicas never answers again if its read lease ends while the OSD is paused. The lease lasts
-# this number times osd_heartbeat_grace, which is 20 s.
+# The read lease of a placement group lasts this number times osd_heartbeat_grace (20 s), longer than any Pause.
 osd_pool_default_read_lease_ratio = 100
 mon_allow_pool_size_one = true
 mon_warn_on_pool_no_redundancy = false
