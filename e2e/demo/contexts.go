@@ -23,7 +23,7 @@ type Contexts struct {
 	Members []string
 	// Tokens maps the name of each context to its token.
 	Tokens map[string]string
-	// First is the name of the context that becomes the current one if there is no other.
+	// First is the name of the context that becomes the current one if the user is logged in to no other.
 	First string
 }
 
@@ -35,8 +35,8 @@ func (c *Contexts) endpoints() (all []string) {
 	return all
 }
 
-// Save writes the contexts, and makes First the current context unless the user has another current one. It reports
-// whether First is the current context. It returns an error, and writes nothing, if the file has a context of another
+// Save writes the contexts, and makes First the current context unless the user is logged in to another current
+// one. It reports whether First is the current context. It returns an error, and writes nothing, if the file has a context of another
 // cloud with one of the names.
 func (c *Contexts) Save(ctx context.Context) (current bool, err error) {
 	logins := map[string]*account.Login{}
@@ -52,13 +52,19 @@ func (c *Contexts) Save(ctx context.Context) (current bool, err error) {
 			}
 		}
 		maps.Copy(b.Contexts, logins)
-		if b.Contexts[b.Current] == nil {
-			b.Current = c.First
-		}
-		current = b.Current == c.First
+		current = c.choose(b)
 		return nil
 	})
 	return current, err
+}
+
+// choose makes First the current context unless the user is logged in to another current one, and reports whether First
+// is the current context.
+func (c *Contexts) choose(b *account.Book) bool {
+	if l := b.Contexts[b.Current]; l == nil || l.Token == "" {
+		b.Current = c.First
+	}
+	return b.Current == c.First
 }
 
 // owns reports whether a login has the endpoints of this cloud.
@@ -97,7 +103,7 @@ func (c *Contexts) Remove(ctx context.Context) error {
 				delete(b.Contexts, name)
 			}
 		}
-		if b.Contexts[b.Current] == nil {
+		if l := b.Contexts[b.Current]; l == nil || l.Token == "" {
 			b.Current = ""
 		}
 		return nil

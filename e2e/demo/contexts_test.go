@@ -28,3 +28,28 @@ func TestRemove(t *testing.T) {
 	require.Equal(t, []string{"b", "c"}, b.Names())
 	require.Empty(t, b.Current)
 }
+
+// TestFirstBecomesCurrent checks that First replaces a current context only if that one does not exist or is logged out.
+func TestFirstBecomesCurrent(t *testing.T) {
+	c := &Contexts{First: "first"}
+	for _, test := range []struct {
+		name, current string
+		want          bool
+	}{
+		{"no current context", "", true},
+		{"a deleted context", "deleted", true},
+		{"a context that is logged out", "out", true},
+		{"a context that is logged in", "in", false},
+		{"itself", "first", true},
+	} {
+		b := &account.Book{Current: test.current, Contexts: map[string]*account.Login{
+			"in": {Token: "t"}, "out": {}, "first": {Token: "t"},
+		}}
+		require.Equal(t, test.want, c.choose(b), test.name)
+		want := "in"
+		if test.want {
+			want = "first"
+		}
+		require.Equal(t, want, b.Current, test.name)
+	}
+}

@@ -296,6 +296,6 @@ func (c *cloud) down(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	c.say("ended %d guests, the node agent and the control plane", n)
+	c.say("ended the node agent, the control plane and the guests (%d)", n)
 	return nil
 }
