@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -212,10 +213,12 @@ func listDisksCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// diskColumns returns the columns of a table of disks. The size of a volume is not known.
+// diskColumns returns the columns of a table of disks. The name and the size of a volume are those in the list of the
+// project's volumes, because the record of a VM does not have them.
 func diskColumns(ctx context.Context, s *session.Session, conn *dial.Conn) []list.Column[*vmv1.DiskSpec] {
 	type spec = *vmv1.DiskSpec
-	images, volumes := image.NameOf(ctx, s, conn), volume.NameOf(ctx, s, conn)
+	images, volumes := image.NameOf(ctx, s, conn), volume.ByID(ctx, s, conn)
+	volumeName := func(id string) string { return cmp.Or(volumes(id).GetName(), id) }
 	source := func(image, volume func(string) string) func(spec) string {
 		return func(d spec) string {
 			switch src := d.GetSource().GetSource().(type) {
@@ -228,16 +231,22 @@ func diskColumns(ctx context.Context, s *session.Session, conn *dial.Conn) []lis
 		}
 	}
 	same := func(id string) string { return id }
-	size := list.Size("SIZE", func(d spec) uint64 { return d.GetSizeGib() << 30 })
-	size.Text = func(d spec) string {
-		if d.GetSource().GetVolumeId() != "" && d.GetSizeGib() == 0 {
-			return ""
+	bytes := func(d spec) uint64 {
+		if id := d.GetSource().GetVolumeId(); id != "" {
+			return volumes(id).GetSizeGib() << 30
 		}
-		return show.Bytes(d.GetSizeGib() << 30)
+		return d.GetSizeGib() << 30
+	}
+	size := list.Size("SIZE", bytes)
+	size.Text = func(d spec) string {
+		if bytes(d) == 0 {
+			return "" // a volume whose size is not known
+		}
+		return show.Bytes(bytes(d))
 	}
 	return []list.Column[spec]{
 		{Name: "DISK", Text: spec.GetId},
-		{Name: "SOURCE", Text: source(images, volumes), Max: 30},
+		{Name: "SOURCE", Text: source(images, volumeName), Max: 30},
 		{Name: "SOURCE ID", Text: source(same, same), In: list.InWide},
 		size,
 		{Name: "BUS", Text: func(d spec) string { return show.Enum("DISK_BUS", d.GetBus()) }},

@@ -16,6 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/cli/vm/lookup"
 	storagev1 "github.com/trivet-cloud/trivet/protos/storage/v1"
+	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -46,6 +47,7 @@ func createSnapshotCommand(s *session.Session) *cobra.Command {
 		Use: "create NAME", Short: "Create a snapshot of a volume, or of all volumes of a VM", Args: session.Exactly("NAME"),
 		Long: `Create a snapshot of a volume. With --vm, create a snapshot of each volume that is attached to the VM. These
 snapshots have the content of the same instant. The name of each of them is NAME, a hyphen and the ID of the VM's disk.
+Disks that are not volumes are not copied: see "class" in ` + "`trivet vm create --help`" + ` for disks that are volumes.
 With --wait, the command returns when the copies are complete. If the copy of one volume fails, it still waits for the
 others, prints those that are complete, and fails. Without --wait, the copies go on after it has ended.`,
 		Example: `  trivet snapshot create before-upgrade --volume data --wait
@@ -120,6 +122,9 @@ func createSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, n
 		out, err := client.CreateVmSnapshots(ctx, &storagev1.CreateVmSnapshotsRequest{
 			OrgId: org, ProjectId: project, VmId: id, Name: n.name, Labels: n.labels,
 		})
+		if err == nil {
+			noteDisksWithoutSnapshot(ctx, s, conn, n.vm, id)
+		}
 		return out.GetSnapshots(), err
 	}
 	id, err := Find(ctx, s, conn, n.volume)
@@ -130,6 +135,21 @@ func createSnapshots(ctx context.Context, s *session.Session, conn *dial.Conn, n
 		OrgId: org, ProjectId: project, VolumeId: id, Name: n.name, Labels: n.labels,
 	})
 	return []*storagev1.Snapshot{out}, err
+}
+
+// noteDisksWithoutSnapshot tells the user which disks of a VM the snapshots of the VM do not contain, because they are
+// not volumes. It prints nothing if the VM cannot be read, because the snapshots were created.
+func noteDisksWithoutSnapshot(ctx context.Context, s *session.Session, conn *dial.Conn, name, id string) {
+	org, project := s.Tenant()
+	vm, err := vmv1.NewVmServiceClient(conn).GetVm(ctx, &vmv1.GetVmRequest{OrgId: org, ProjectId: project, VmId: id})
+	if err != nil {
+		return
+	}
+	for _, d := range vm.GetSpec().GetDisks() {
+		if d.GetSource().GetVolumeId() == "" {
+			s.Note("the disk %s of %s is not a volume, and has no snapshot", d.GetId(), name)
+		}
+	}
 }
 
 // awaitSnapshots waits until no snapshot is PENDING any more. It returns those that are AVAILABLE, in their last state,

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -232,6 +233,20 @@ func nameIn(ctx context.Context, s *session.Session, conn *dial.Conn, all bool) 
 		}
 		return names, err
 	})
+}
+
+// ByID returns a function that returns a volume of the project by its ID, for output. It lists the volumes when the first
+// one is needed. If the list fails or does not have the ID, the function returns nil.
+func ByID(ctx context.Context, s *session.Session, conn *dial.Conn) func(id string) *vmv1.Volume {
+	all := sync.OnceValue(func() map[string]*vmv1.Volume {
+		volumes, _ := listedIn(s, &scope{}).All(ctx, conn) // without an answer, the output has IDs and no sizes
+		byID := map[string]*vmv1.Volume{}
+		for _, v := range volumes {
+			byID[v.GetId()] = v
+		}
+		return byID
+	})
+	return func(id string) *vmv1.Volume { return all()[id] }
 }
 
 func showCommand(s *session.Session) *cobra.Command {

@@ -149,7 +149,8 @@ func (*Service) createOfVMOnLeader(ctx context.Context, tx *store.Tx, q *change)
 		return Result{}, err
 	}
 	if len(volumes) == 0 {
-		return Result{}, fault.New(fault.NotFound, "no volume of the project is attached to a VM %s", q.VM)
+		return Result{}, fault.New(fault.NotFound, "no volume of the project is attached to a VM %s, and only volumes have snapshots: "+
+			"a disk is a volume if it was created with a storage class", q.VM)
 	}
 	group, err := newID()
 	if err != nil {
