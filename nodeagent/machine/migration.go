@@ -85,8 +85,12 @@ func (t Transfer) active() bool {
 }
 
 // left reports whether the QEMU of a source still has parts of a migration: a stopped guest, a transfer of memory, or
-// copies of disks. A tunnel process is also such a part.
-func (t Transfer) left() bool { return t.Held || t.active() || t.Mirrors > 0 || t.Tunnel }
+// copies of disks. A tunnel process is also such a part. A thread of QEMU that waits for ever after its tunnel process was
+// killed is none (see qemu.ErrNotEnded), because only the end of QEMU removes it.
+func (t Transfer) left() bool {
+	waits := t.Status == "cancelling" && !t.Held && !t.Tunnel
+	return t.Held || t.active() && !waits || t.Mirrors > 0 || t.Tunnel
+}
 
 const (
 	// switchoverWait is the maximum time for which a source with a stopped guest waits for the switchover. After that
@@ -211,12 +215,14 @@ func planHandedOver(want *agentv1.AssignedVm, o Observation) Plan {
 	case o.Guest == OrphanProcess || want.GetPower() == agentv1.Power_POWER_OFF && m == nil:
 		p.Action = PowerOff
 	case o.Guest == Off || o.Guest == Unresponsive:
-		p.Wait = pollInterval
+		p.Wait, p.Error = pollInterval, o.Trouble
 	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_ROLLBACK || want.GetRolledBackAttempt() == r.HandedOver:
 		p.Action, p.Reason = CancelTransfer, "the target failed after the switchover"
 	case current && m.GetPhase() == agentv1.MigrationPhase_MIGRATION_PHASE_SWITCHOVER && o.Transfer.Status == "pre-switchover" &&
-		o.Transfer.Stopped:
-		p.Action = HandOver // The agent has ended, or QEMU has not answered, after the record was written.
+		o.Transfer.Stopped && o.Transfer.Tunnel:
+		// The agent has ended, or QEMU has not answered, after the record was written. Without a tunnel process QEMU may
+		// hang while it sends the rest. The target then fails, and the guest continues at the source after the rollback.
+		p.Action = HandOver
 	case o.Transfer.active():
 		p.Wait = transferInterval
 	}

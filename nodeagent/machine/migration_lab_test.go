@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"context"
 	"crypto/ed25519"
 	"crypto/x509"
 	"errors"
@@ -40,7 +41,8 @@ type move struct {
 	answers        func(l *lab)    // checks that the guest runs at the host l; nil means writes
 }
 
-// newMove starts a guest with two disks at the host source.
+// newMove starts a guest with two disks at the host source. The ID of one of them is also the name of the stream with the
+// memory.
 func newMove(t *testing.T) *move { return newMoveOf(t, nil) }
 
 // newMoveOf is like newMove. If v is not nil, the guest's root disk is the volume v.
@@ -48,7 +50,7 @@ func newMoveOf(t *testing.T, v *movedVolume) *move {
 	t.Helper()
 	m := newHosts(t, v)
 	vm := m.source.vm(1)
-	vm.Disks = append(vm.Disks, &agentv1.AssignedDisk{Id: "data", SizeBytes: 1 << 30, Bus: vmv1.DiskBus_DISK_BUS_VIRTIO,
+	vm.Disks = append(vm.Disks, &agentv1.AssignedDisk{Id: "memory", SizeBytes: 1 << 30, Bus: vmv1.DiskBus_DISK_BUS_VIRTIO,
 		Cache: vmv1.DiskCache_DISK_CACHE_NONE})
 	m.vm = on(vm)
 	m.generation = m.vm.Generation
@@ -457,6 +459,51 @@ func testMigrationLinkDies(t *testing.T, oldTarget bool) {
 	require.Contains(t, o.Error, "no progress")
 	m.runsOnly(m.source)
 	m.aborted()
+}
+
+// TestAgentEndsDuringCancellation ends the agent of the source while it cancels a migration whose memory is sent. The
+// tunnel process must stay for the next agent, because QEMU may wait for ever for a connection that ends before QEMU has
+// stopped sending. The next agent cancels the migration, and the guest continues at the source.
+func TestAgentEndsDuringCancellation(t *testing.T) {
+	m := newMove(t)
+	m.prepared()
+	require.NotZero(t, m.channels)
+	m.rate = 100 << 10
+	m.enter(transferIt)
+	require.Eventually(t, func() bool { return m.memoryAt(m.source).Status == "active" }, within, 10*time.Millisecond, "memory is sent")
+	all := m.source.machines()
+	require.Len(t, all, 1)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	all[0].mu.Lock()
+	err := all[0].endTransfer(ended, m.assigned(agentv1.MigrationRole_MIGRATION_ROLE_SOURCE))
+	all[0].mu.Unlock()
+	require.ErrorIs(t, err, context.Canceled)
+	_, running, err := tunnel.Find(m.source.homeDir(m.vm.VmId) + "/migration")
+	require.NoError(t, err)
+	require.True(t, running, "the tunnel process must stay")
+	m.restart(m.source)
+	m.aborted()
+	require.Eventually(t, func() bool { return m.tunnels() == 0 }, within, 10*time.Millisecond)
+}
+
+// TestMigrationTunnelIsKilled kills the tunnel process of the source while QEMU sends memory over several connections.
+// The guest continues at the source, also if a thread of QEMU waits for ever for a connection (qemu.ErrNotEnded).
+func TestMigrationTunnelIsKilled(t *testing.T) {
+	m := newMove(t)
+	m.prepared()
+	require.NotZero(t, m.channels)
+	m.rate = 100 << 10
+	m.enter(transferIt)
+	require.Eventually(t, func() bool { return m.memoryAt(m.source).Status == "active" }, within, 10*time.Millisecond, "memory is sent")
+	s, running, err := tunnel.Find(m.source.homeDir(m.vm.VmId) + "/migration")
+	require.NoError(t, err)
+	require.True(t, running)
+	require.NoError(t, unix.Kill(s.PID, unix.SIGKILL))
+	m.reports(m.source, cloud.MigrationCancelled)
+	m.runsOnly(m.source)
+	m.aborted()
+	require.Equal(t, 0, m.tunnels())
 }
 
 // TestMigrationRollsBack kills the QEMU of the target after the source has handed the guest over, and before the target

@@ -218,6 +218,9 @@ func (v *VM) actMigration(ctx context.Context, p Plan, want *agentv1.AssignedVm)
 		if err := v.write(r); err != nil {
 			return err
 		}
+		if _, err := v.findTunnel(r.Migration.Outgoing); err != nil {
+			return err // The target fails, and the guest continues here after the rollback.
+		}
 		// After an error, the guest is not resumed here, because QEMU may have sent the state.
 		return v.process.HandOver(ctx)
 	case CancelTransfer:

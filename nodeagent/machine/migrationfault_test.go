@@ -66,8 +66,33 @@ func TestMigrationAfterFaults(t *testing.T) {
 		},
 		"the guest is handed over again if QEMU has not begun": {
 			want: assigned(source, 7, switchover), have: Observation{Guest: Paused,
-				Record: record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}), Transfer: Transfer{Status: "pre-switchover", Held: true, Stopped: true}},
+				Record:   record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}),
+				Transfer: Transfer{Status: "pre-switchover", Held: true, Stopped: true, Tunnel: true}},
 			action: HandOver, migration: cloud.MigrationHandedOver,
+		},
+		"the guest is not handed over again without a tunnel": {
+			want: assigned(source, 7, switchover), have: Observation{Guest: Paused,
+				Record:   record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}),
+				Transfer: Transfer{Status: "pre-switchover", Held: true, Stopped: true}},
+			migration: cloud.MigrationHandedOver,
+		},
+		"a guest that was not handed over again is taken back after the rollback": {
+			want: assigned(source, 7, rollback), have: Observation{Guest: Paused,
+				Record:   record(Migrations{Outgoing: 7, Copied: 7, HandedOver: 7}),
+				Transfer: Transfer{Status: "pre-switchover", Held: true, Stopped: true}},
+			action: CancelTransfer, migration: cloud.MigrationHandedOver,
+		},
+		"a source stays stopped until QEMU has ended the transfer": {
+			want: assigned(source, 7, transferIt), have: Observation{Guest: Paused,
+				Record:   record(Migrations{Outgoing: 7, Cancelled: 7, Running: 7}),
+				Transfer: Transfer{Status: "cancelling", Running: true, Held: true}},
+			action: EndTransfer, migration: cloud.MigrationCancelled,
+		},
+		"a thread of QEMU that waits for a killed tunnel is left alone": {
+			want: assigned(source, 7, transferIt), have: Observation{Guest: Running,
+				Record:   record(Migrations{Outgoing: 7, Cancelled: 7, Running: 7}),
+				Transfer: Transfer{Status: "cancelling", Running: true}},
+			migration: cloud.MigrationCancelled,
 		},
 		"a guest that ran until its memory was sent is not handed over": {
 			want: assigned(source, 7, switchover), have: Observation{Guest: Paused,

@@ -2,6 +2,8 @@ package machine
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -73,6 +75,15 @@ func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error 
 	if o == nil {
 		return v.fail(ctx, errNoMigration)
 	}
+	to := qemu.Route{Channels: int(m.GetMemoryChannels()), Socket: tunnel.MemorySocket}
+	running, err := v.findTunnel(m.GetAttempt())
+	if err != nil {
+		return v.fail(ctx, err)
+	}
+	if running.Channels != to.Channels {
+		// A leader of an earlier version drops the number of channels. The target's QEMU waits for those of before.
+		return v.fail(ctx, fmt.Errorf("the migration was begun with %d memory channels, and now has %d", running.Channels, to.Channels))
+	}
 	able, err := v.process.CanSendRunning(ctx)
 	if err != nil {
 		return v.fail(ctx, err)
@@ -86,7 +97,6 @@ func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error 
 		}
 		send = v.process.SendRunning
 	}
-	to := qemu.Route{Channels: int(m.GetMemoryChannels()), Socket: tunnel.MemorySocket}
 	if to.Channels == 0 {
 		if to.Stream, err = tunnel.Dial(ctx, v.home.Migration(), tunnel.Memory); err != nil {
 			return v.fail(ctx, err)
@@ -96,20 +106,38 @@ func (v *VM) sendState(ctx context.Context, m *agentv1.AssignedMigration) error 
 	return v.fail(ctx, send(ctx, v.maxRate(m), to))
 }
 
+// findTunnel returns the state of the tunnel process of the attempt at the source, and an error if it does not run.
+func (v *VM) findTunnel(attempt uint64) (tunnel.State, error) {
+	s, running, err := tunnel.Find(v.home.Migration())
+	if err == nil && (!running || s.Attempt != attempt) {
+		err = errors.New("the tunnel process of the source has ended")
+	}
+	return s, err
+}
+
 // endTransfer removes all parts of a cancelled migration from the host and from QEMU, and resumes the guest if the
 // migration has stopped it. After a rollback, the volumes are taken back before. If the target may have written to one
 // of them, endTransfer ends QEMU instead, because the guest's memory does not match the volume any more.
 func (v *VM) endTransfer(ctx context.Context, want *agentv1.AssignedVm) error {
 	if s, running, err := tunnel.Find(v.home.Migration()); err == nil && running && s.Channels > 0 {
-		if v.process.StopSending(ctx) != nil && tunnel.FailMemory(v.home.Migration()) == nil {
+		if v.process.StopSending(ctx) != nil && ctx.Err() == nil && tunnel.FailMemory(v.home.Migration()) == nil {
 			// After an error, the streams are closed all the same, because the guest must be resumed.
 			_ = v.process.StopSending(ctx)
 		}
 	}
+	if err := ctx.Err(); err != nil {
+		return err // The agent ends. QEMU may still send: the next agent must find the tunnel process and stop QEMU first.
+	}
 	if err := tunnel.Stop(v.home.Migration()); err != nil { // closes the streams
 		return err
 	}
-	if err := v.process.CancelMigration(ctx); err != nil {
+	err := v.process.CancelMigration(ctx)
+	if errors.Is(err, qemu.ErrNotEnded) && v.record.Migration.HandedOver != v.record.Migration.Outgoing {
+		// The tunnel process was killed while QEMU sent the memory. Before the guest is handed over, the thread that waits
+		// does not prevent that the guest runs. The next migration is refused with the same error (see beginTransfer).
+		err = nil
+	}
+	if err != nil {
 		return err
 	}
 	if !v.process.Migrating() {

@@ -52,8 +52,9 @@ func ReceivesChannels(version string) bool {
 // SendsChannels reports whether this QEMU can send the memory over several connections (see Route).
 func (p *Process) SendsChannels() bool { return p.Record().Sockets }
 
-// errNotEnded means that a migration that has failed has left its thread in QEMU (see StopSending).
-var errNotEnded = errors.New("QEMU has not ended an earlier migration: stop and start the VM")
+// ErrNotEnded means that a cancelled or failed migration has left its thread in QEMU (see StopSending). The guest can run,
+// but QEMU refuses another migration.
+var ErrNotEnded = errors.New("QEMU has not ended an earlier migration: stop and start the VM")
 
 // stopWithin is the maximum time of StopSending.
 const stopWithin = 5 * time.Second
@@ -61,7 +62,7 @@ const stopWithin = 5 * time.Second
 // endedWithin is the maximum time until QEMU has removed a migration whose status says that it has ended.
 const endedWithin = 2 * time.Second
 
-// CheckEnded returns errNotEnded if QEMU has not removed an earlier migration although it has ended. QEMU would refuse
+// CheckEnded returns ErrNotEnded if QEMU has not removed an earlier migration although it has ended. QEMU would refuse
 // the next migration after the guest was stopped. The caller must call it only while no migration is active.
 func (p *Process) CheckEnded(ctx context.Context) error {
 	for end := time.Now().Add(endedWithin); ; {
@@ -77,7 +78,7 @@ func (p *Process) CheckEnded(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return errNotEnded
+			return ErrNotEnded
 		}
 		if pause(ctx, migrationPoll); ctx.Err() != nil {
 			return ctx.Err()
@@ -94,18 +95,25 @@ func (p *Process) StopSending(ctx context.Context) error {
 	return p.cancelSending(ctx)
 }
 
-// cancelSending cancels the migration, and returns when QEMU has stopped sending.
+// cancelSending cancels the migration, and returns when QEMU has stopped sending. If QEMU has accepted the command, but
+// has not stopped sending when the deadline of ctx passes, it returns ErrNotEnded.
 func (p *Process) cancelSending(ctx context.Context) error {
 	err := p.call(ctx, p.work, func(ctx context.Context, conn *qmp.Conn) error {
 		return conn.Do(ctx, "migrate_cancel", nil, nil)
 	})
-	for err == nil {
+	for cancelling := false; err == nil; {
 		var m Migration
-		if m, err = p.Migration(ctx); err == nil && !m.Active() {
-			break
+		if m, err = p.Migration(ctx); err == nil {
+			if !m.Active() {
+				return nil
+			}
+			cancelling = m.Status == "cancelling"
 		}
 		if pause(ctx, migrationPoll); ctx.Err() != nil {
 			err = ctx.Err()
+			if cancelling && errors.Is(err, context.DeadlineExceeded) {
+				err = ErrNotEnded
+			}
 		}
 	}
 	return err

@@ -5,6 +5,15 @@ import "github.com/trivet-cloud/trivet/shared/mutant"
 // NVRAMCopy is the name of the stream with which a migration copies the NVRAM of a UEFI firmware. No disk has this ID.
 const NVRAMCopy = ".nvram"
 
+// copyStream returns the name of the stream with which a migration copies a disk that is not a volume. It is the ID of the
+// disk, except for a disk with the ID "memory", because the stream with the memory has that name (tunnel.Memory).
+func copyStream(disk string) string {
+	if disk == "memory" {
+		return ".memory"
+	}
+	return disk
+}
+
 // nodeCopy describes a block node that a migration copies to the target.
 type nodeCopy struct {
 	name   string // name of its stream, and of its export at the target
@@ -24,7 +33,7 @@ func (c nodeCopy) mirrorNode() string { return mirrorPrefix + c.node }
 func (s Spec) copies() (out []nodeCopy) {
 	for _, d := range s.Disks {
 		if d.copied() {
-			out = append(out, nodeCopy{d.ID, d.node(), d.Base != ""})
+			out = append(out, nodeCopy{copyStream(d.ID), d.node(), d.Base != ""})
 		}
 	}
 	if s.UEFI && !mutant.On(mutant.SkipNVRAMCopy) {

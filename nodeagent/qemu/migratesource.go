@@ -148,11 +148,20 @@ func (p *Process) removeMirrorNodes(ctx context.Context) error {
 // CancelMigration ends the migration in the QEMU of a source and removes all parts of it. It returns after QEMU has
 // stopped sending. The caller must first close the streams (tunnel.Stop), because a copy whose peer does not answer
 // would delay CancelMigration. A guest that was stopped for the migration stays stopped until ResumeMigrated.
-// CancelMigration ignores it if QEMU refuses to remove the hold node, because nothing depends on this node.
+// CancelMigration ignores it if QEMU refuses to remove the hold node, because nothing depends on this node. It returns
+// ErrNotEnded if it has removed everything but the thread that sends.
 func (p *Process) CancelMigration(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, mirrorEndTimeout)
-	defer cancel()
-	if err := errors.Join(p.cancelSending(ctx), p.endMirrors(ctx, true), refused(p.removeHold(ctx))); err != nil {
+	sending, cancel := context.WithTimeout(ctx, mirrorEndTimeout)
+	notEnded := p.cancelSending(sending)
+	cancel()
+	err := p.endMirrors(ctx, true)
+	if err == nil {
+		err = refused(p.removeHold(ctx))
+	}
+	if err == nil {
+		err = notEnded
+	}
+	if err != nil {
 		return fmt.Errorf("cancel migration: %w", err)
 	}
 	return nil
