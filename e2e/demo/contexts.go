@@ -35,9 +35,9 @@ func (c *Contexts) endpoints() (all []string) {
 	return all
 }
 
-// Save writes the contexts, and makes First the current context unless the user is logged in to another current
-// one. It reports whether First is the current context. It returns an error, and writes nothing, if the file has a context of another
-// cloud with one of the names.
+// Save writes the contexts, and makes First the current context unless the user is logged in to another current one. It
+// reports whether First is the current context. It returns an error, and writes nothing, if the file has a context of
+// another cloud with one of the names.
 func (c *Contexts) Save(ctx context.Context) (current bool, err error) {
 	logins := map[string]*account.Login{}
 	for name, token := range c.Tokens {
@@ -103,7 +103,7 @@ func (c *Contexts) Remove(ctx context.Context) error {
 				delete(b.Contexts, name)
 			}
 		}
-		if l := b.Contexts[b.Current]; l == nil || l.Token == "" {
+		if b.Contexts[b.Current] == nil {
 			b.Current = ""
 		}
 		return nil

@@ -27,6 +27,16 @@ func TestRemove(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"b", "c"}, b.Names())
 	require.Empty(t, b.Current)
+
+	require.NoError(t, account.Update(t.Context(), path, func(b *account.Book) error {
+		b.Contexts["a"] = &account.Login{Endpoints: c.endpoints()}
+		b.Current = "b"
+		return nil
+	}))
+	require.NoError(t, c.Remove(t.Context()))
+	b, err = account.Load(path)
+	require.NoError(t, err)
+	require.Equal(t, "b", b.Current, "the current context of another cloud stays, also if it is logged out")
 }
 
 // TestFirstBecomesCurrent checks that First replaces a current context only if that one does not exist or is logged out.

@@ -43,9 +43,9 @@ func TestUnchangedInputWritesNothing(t *testing.T) {
 	l.requireSame(func() string { return before }, func() string { return l.dump(l.hosts[0].vpcName("a")) })
 }
 
-// TestDrift changes one thing by hand and requires that the next Prepare and Activate repair it and change nothing
+// TestDriftOfDevices changes one thing by hand and requires that the next Prepare and Activate repair it and change nothing
 // else.
-func TestDrift(t *testing.T) {
+func TestDriftOfDevices(t *testing.T) {
 	l := newLab(t, 2)
 	h := l.hosts[0]
 	local, remote, routed := place{1, 10, 0}, place{1, 20, 1}, place{2, 40, 1}
@@ -284,7 +284,7 @@ func TestNamespaceFile(t *testing.T) {
 	require.Equal(t, []cloud.VPCID{"a"}, list)
 }
 
-func TestRemove(t *testing.T) {
+func TestRemoveDevices(t *testing.T) {
 	l := newLab(t, 1)
 	h := l.hosts[0]
 	vpc := testVPC(l, "a", 100, place{1, 10, 0}, place{2, 20, 0})[0]

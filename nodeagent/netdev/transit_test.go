@@ -15,10 +15,10 @@ func gatewayRoute(destination string, id cloud.NATGatewayID) cloud.HostRoute {
 	return cloud.HostRoute{Destination: netip.MustParsePrefix(destination), Target: cloud.RouteNAT, Gateway: id}
 }
 
-// TestGateways requires that packets to a NAT gateway reach the namespace of the VPC on the gateway's host, and that
+// TestTransitGateways requires that packets to a NAT gateway reach the namespace of the VPC on the gateway's host, and that
 // answers reach the guest. It requires this also if the gateway's host has no port, after the gateway has moved, and
 // after changes by hand.
-func TestGateways(t *testing.T) {
+func TestTransitGateways(t *testing.T) {
 	l := newLab(t, 3)
 	a, b := place{1, 10, 0}, place{2, 20, 1}
 	vpcs := testVPC(l, "a", 100, a, b)
